@@ -32,7 +32,7 @@ from flstream.recipe.recipes import (
     add_cross_site_evaluation,
     add_experiment_tracking,
 )
-from flstream.recipe.sim_env import RunFailedError, RunResult, SimEnv
+from flstream.recipe.sim_env import RunFailedError, RunResult, SimEnv, run
 from flstream.recipe.sweeps import SweepResult, sweep
 
 __all__ = [
@@ -69,5 +69,6 @@ __all__ = [
     "UsageError",
     "add_cross_site_evaluation",
     "add_experiment_tracking",
+    "run",
     "sweep",
 ]

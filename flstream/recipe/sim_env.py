@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import msgspec
 
 from flstream.engines.processes import OF_A_RUN
 from flstream.errors import SimulationError, UsageError
+from flstream.job import Job, load_job
 from flstream.recipe.arguments import checked
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show
@@ -174,26 +175,80 @@ class SimEnv:
             RunFailedError: The run failed.
             KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
         """
-        is_within = this_place() is not None  # its run has the lock
-        with threading.Lock() if is_within else _one_run:
-            # Another thread's run sets it while its processes start, so it is looked at in here.
-            if is_within or OF_A_RUN in os.environ:
-                raise UsageError(
-                    "a process of a run would start a run itself, since it imports the program; "
-                    'put what runs the job under: if __name__ == "__main__":'
-                )
-            # Weights of models that are given as instances lie beside the run directories.
-            resolved, *_ = job.resolve(self.settings, self.workspace_root / "models")
-            directory = RunDirectory.create(resolved.name, root=self.workspace_root)
-            console = make_console()
-            console.quiet = self.quiet
-            summary = run_and_show(resolved, directory, console)
-        if summary.status == "stopped":
-            raise KeyboardInterrupt
-        run = RunResult(directory.path)
-        if summary.status == "failed":
-            raise RunFailedError(run)
-        return run
+        # Weights of models that are given as instances lie beside the run directories.
+        models = self.workspace_root / "models"
+        return _run(
+            lambda: job.resolve(self.settings, models)[0],
+            lambda job: RunDirectory.create(job.name, root=self.workspace_root),
+            quiet=self.quiet,
+        )
+
+
+@checked
+def run(
+    job: str | Path,
+    *,
+    set: Mapping[str, Any] | None = None,
+    run_dir: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> RunResult:
+    """Run a job file, as ``flstream simulate`` does.
+
+    Args:
+        job: Path of the job file, or of the folder with its ``job.conf``.
+        set: Values of keys by their dotted names, in place of the file's.
+        run_dir: Folder of the run: new, or with ``resume`` that of the run; None for
+            ``runs/<job>-<time>``, or the newest of these.
+        resume: Whether to go on with a run that was cut off.
+        quiet: Whether to print no progress and no result.
+
+    Returns:
+        The run, once it is finished.
+
+    Raises:
+        UsageError: The folder cannot be used, or this is a process of a run itself.
+        JobError: The job has mistakes; the message names all of them.
+        RunFailedError: The run failed.
+        KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
+    """
+    path, folder = Path(job), None if run_dir is None else Path(run_dir)
+    path = path / "job.conf" if path.is_dir() else path
+    opened = RunDirectory.reopen if resume else RunDirectory.create
+    return _run(
+        lambda: load_job(path, (), set),
+        lambda job: opened(job.name, folder),
+        resume=resume,
+        quiet=quiet,
+    )
+
+
+def _run(
+    resolve: Callable[[], Job],
+    directory_of: Callable[[Job], RunDirectory],
+    *,
+    quiet: bool,
+    resume: bool = False,
+) -> RunResult:
+    """Run a job in its directory, unless this is a process of a run."""
+    is_within = this_place() is not None  # its run has the lock
+    with threading.Lock() if is_within else _one_run:
+        # Another thread's run sets it while its processes start, so it is looked at in here.
+        if is_within or OF_A_RUN in os.environ:
+            raise UsageError(
+                "a process of a run would start a run itself, since it imports the program; "
+                'put what runs the job under: if __name__ == "__main__":'
+            )
+        job = resolve()
+        directory, console = directory_of(job), make_console()
+        console.quiet = quiet
+        summary = run_and_show(job, directory, console, resume=resume)
+    if summary.status == "stopped":
+        raise KeyboardInterrupt
+    run = RunResult(directory.path)
+    if summary.status == "failed":
+        raise RunFailedError(run)
+    return run
 
 
 def _gpu_groups(text: str) -> list[str]:

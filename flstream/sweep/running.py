@@ -77,6 +77,9 @@ class Sweep:
         prune: bool = False,
     ) -> None:
         self._job_of = job_of
+        for key, values in axes.items():
+            if isinstance(values, str) or not values:
+                raise UsageError(f"vary: {key} has {values!r}; give it a list of values")
         plain = {key: list(values) for key, values in axes.items()}
         first = job_of(Point("", {key: values[0] for key, values in plain.items()}, None), None)
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()

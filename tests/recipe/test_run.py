@@ -1,0 +1,85 @@
+"""A job file run from Python, and a sweep of one."""
+
+import pytest
+
+import flstream
+from flstream.errors import UsageError
+from flstream.job import JobError
+from flstream.recipe import RunFailedError, SimEnv, sweep
+
+CLIENT = """
+import argparse
+import flstream.client as flare
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+lr = parser.parse_args().lr
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    params = {name: value + lr for name, value in model.params.items()}
+    flare.send(flare.FLModel(params, metrics={"accuracy": lr}))
+"""
+JOB = """
+name = filed, rounds = 2
+clients { count = 2 }
+engine { type = inline }
+model { factory = "model:build" }
+train { script = client.py, args { lr = 1 } }
+"""
+MODEL = """
+import torch
+
+
+def build():
+    return {"w": torch.zeros(3)}
+"""
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch, fork_server):
+    for name, text in (("job.conf", JOB), ("client.py", CLIENT), ("model.py", MODEL)):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_job_file_runs_and_resumes_with_other_values(job):
+    run = flstream.run(job, set={"rounds": 1, "train.args.lr": 2}, run_dir="one", quiet=True)
+    assert run.load()["w"].tolist() == [2, 2, 2]
+    more = flstream.run(
+        "job.conf", set={"rounds": 3, "train.args.lr": 2}, run_dir="one", resume=True, quiet=True
+    )
+    assert more.summary.rounds_completed == 3
+    assert more.load()["w"].tolist() == [6, 6, 6]
+
+
+def test_mistakes_of_a_call_are_sentences(job):
+    with pytest.raises(JobError, match="rounds"):
+        flstream.run("job.conf", set={"rounds": "many"})
+    with pytest.raises(UsageError, match="job"):
+        flstream.run(3)
+    with pytest.raises(JobError, match="no such job file"):
+        flstream.run("nowhere.conf")
+    (job / "client.py").write_text("1 / 0")
+    with pytest.raises(RunFailedError, match="ZeroDivisionError"):
+        flstream.run(job, quiet=True)
+    with pytest.raises(AttributeError, match="has no attribute 'walk'"):
+        flstream.walk  # noqa: B018
+
+
+def test_a_sweep_returns_its_runs_and_its_settings(job, monkeypatch):
+    from sweep_hosts import SharedHosts
+
+    from flstream.sweep import running
+
+    monkeypatch.setattr(running, "_Hosts", SharedHosts)
+    runs = sweep(job, {"train.args.lr": [1, 2]}, env=SimEnv(quiet=True), run_dir="swept")
+    assert [run.load()["w"].tolist() for run in runs] == [[2, 2, 2], [4, 4, 4]]
+    assert runs.best == {"train.args.lr": 2}
+    assert len(runs) == 2
+    assert runs.failures == {}
+    with pytest.raises(JobError, match=r"clients\.count"):
+        sweep(job, {"clients.count": [2, "none"]}, run_dir="other")
+    with pytest.raises(UsageError, match="vary"):
+        sweep(job, {"train.args.lr": "12"}, run_dir="other")
