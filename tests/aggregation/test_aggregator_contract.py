@@ -99,7 +99,7 @@ def due(aggregator, values, like):
 
 def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
     # The bounded mean is the mean with a limit; and those that compare are in test_robust_rules.py.
-    compared = {name for name in METHODS if AggregationRule(name).compares}
+    compared = {name for name, method in METHODS.items() if method.compares}
     held = {each.rule.method for each in AGGREGATORS.values()}
     assert held == set(METHODS) - compared - {"norm_bounded_mean"}
 

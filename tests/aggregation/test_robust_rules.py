@@ -13,6 +13,7 @@ from support import as_bytes, assert_same_tensors
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
+from flstream.job.sections import METHODS
 
 RULES = {
     "krum": AggregationRule("krum"),
@@ -21,6 +22,10 @@ RULES = {
     "geometric_median": AggregationRule("geometric_median"),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def test_every_method_that_compares_updates_is_here():
+    assert set(RULES) == {name for name, method in METHODS.items() if method.compares}
 
 
 def krum_order(updates, byzantine):
