@@ -14,7 +14,6 @@ from flstream.aggregation.elements import Array
 from flstream.aggregation.krum import squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination
-from flstream.aggregation.rules import AggregationRule
 
 # The least distance that counts, as a part of the median distance of two updates (RFA's nu, which
 # is 1e-6 there for updates of any size).
@@ -23,7 +22,7 @@ _MOST_ITERATIONS = 1000
 _CONVERGED = 1e-12
 
 
-def geometric_median(rule: AggregationRule, updates: int) -> Combination:
+def geometric_median(updates: int) -> Combination:
     """Make the geometric median: a mean with weights of its own."""
     return WeightedMean(), geometric_median_weights
 

@@ -29,15 +29,15 @@ weights, that returns their new weights; an update of weight 0 is left out."""
 
 
 Combination = tuple[Fold, Weigh | None]
-"""What folds updates, and what weighs them before that, where they are compared."""
+"""The fold of updates; and, for a method that compares whole updates first, the function that
+gives them their weights in it. For other methods it is None."""
 
 
 def combination(rule: AggregationRule, updates: int) -> Combination:
     """Make the fold of a rule for a number of updates, and its weighing."""
     if not is_own(rule.method):
-        make: Callable[[AggregationRule, int], Combination]
-        make = resolve_name(METHODS[rule.method].make)
-        return make(rule, updates)
+        make: Callable[..., Combination] = resolve_name(METHODS[rule.method].make)
+        return make(updates, **rule.args)
     own = OwnRule(rule.method, rule.args)
     fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
     return fold, own.weigh if own.weighs else None
