@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from flstream.aggregation.elements import Array
-from flstream.aggregation.krum import squared_distances
+from flstream.aggregation.gram import distances_to_mean, squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination
 
@@ -46,7 +46,7 @@ def geometric_median_weights(gram: Array, weights: Array) -> Array:
     centred: Array = gram - centre[:, None] - centre + centre[place]
     estimate = _inverse(typical, least)
     for _ in range(_MOST_ITERATIONS):
-        before, estimate = estimate, _inverse(_distances_to_mean(centred, estimate), least)
+        before, estimate = estimate, _inverse(distances_to_mean(centred, estimate), least)
         if np.max(np.abs(estimate - before)) < _CONVERGED:
             break
     return estimate
@@ -57,12 +57,3 @@ def _inverse(distances: Array, least: float) -> Array:
     inverse = 1 / np.maximum(distances, least)
     weights: Array = inverse / np.add.reduce(inverse)
     return weights
-
-
-def _distances_to_mean(gram: Array, weights: Array) -> Array:
-    """Return the distances of vectors to their weighted mean."""
-    # Not by matrix products, whose last bits depend on the processor.
-    inner = np.add.reduce(gram * weights, axis=1)
-    squares = np.diagonal(gram) - 2 * inner + np.add.reduce(inner * weights)
-    distances: Array = np.sqrt(np.maximum(squares, 0))
-    return distances

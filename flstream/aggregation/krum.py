@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
+from flstream.aggregation.gram import squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination, CoordinateFold
 from flstream.errors import AggregationError
@@ -69,13 +70,6 @@ def _byzantine(method: str, updates: int, byzantine: int | None) -> int:
             "sites train (clients.per_round, clients.min_updates)"
         )
     return byzantine
-
-
-def squared_distances(gram: Array) -> Array:
-    """Compute the squared distances of pairs of vectors from their inner products, shape (n, n)."""
-    norms = np.diagonal(gram)
-    distances: Array = norms[:, None] + norms - 2 * gram
-    return np.maximum(distances, 0, out=distances)
 
 
 def krum_weights(gram: Array, weights: Array, *, byzantine: int, selected: int) -> Array:

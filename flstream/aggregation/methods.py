@@ -24,9 +24,13 @@ them. It returns the new values, of shape (numbers,).
 """
 
 Weigh = Callable[[Array, Array], Array]
-"""Function of the inner products of the updates' differences, of shape (n, n), and of the updates'
-weights, that returns their new weights; an update of weight 0 is left out."""
+"""Function that weighs updates for the fold, from the inner products of their differences.
 
+These are the differences from the model, after clipping, so the products are of shape (n, n); the
+second argument has the updates' own weights. It returns new weights, 0 or more, of which the ratios
+alone count: the mean divides by their sum. An update whose weight is below
+:data:`flstream.aggregation.rules.LEAST_WEIGHT` is left out.
+"""
 
 Combination = tuple[Fold, Weigh | None]
 """The fold of updates; and, for a method that compares whole updates first, the function that
