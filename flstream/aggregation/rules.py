@@ -59,7 +59,7 @@ class AggregationRule:
     mechanism: GaussianMechanism | None = None
 
     @property
-    def is_ranked(self) -> bool:
+    def needs_all_updates(self) -> bool:
         """Whether the fold needs all updates at once, and not only their sum."""
         return self.holds_ranges or self.clip_norm == "median"
 
