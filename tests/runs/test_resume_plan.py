@@ -370,7 +370,7 @@ def a_run_with_states(folder, effects):
         who = [f"site-{digit}" for digit in sites.partition("!")[0].rstrip("-")]
         if text[0] == "t":
             for site in [] if text.endswith("-") else who:
-                state = SiteState(str(run.site(site)), number, newest.get(site), kept=True)
+                state = SiteState(str(run.site(site)), number, newest.get(site), is_kept=True)
                 (state.path / "notes").write_text(text)
                 newest[site] = versions[f"{number}:{site[-1]}"] = state.keep()
             kept = {site: versions[f"{number}:{site[-1]}"] for site in who if text[-1] != "-"}

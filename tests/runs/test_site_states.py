@@ -30,7 +30,7 @@ def trained(run: RunDirectory, site: str, *effects: int, size: int = 10) -> list
     versions: list[StateVersion] = []
     for effect in effects:
         base = versions[-1] if versions else None
-        state = SiteState(str(run.site(site)), effect, base, kept=True)
+        state = SiteState(str(run.site(site)), effect, base, is_kept=True)
         (state.path / "notes").write_text(str(effect).ljust(size))
         version = state.keep()
         assert version is not None
@@ -87,8 +87,8 @@ def test_a_state_that_is_missing_or_damaged_is_refused_with_its_name(run, damage
 
 def test_states_of_later_effects_are_discarded_and_those_before_stay(run):
     versions = {site: trained(run, site, 2, 4, 6, 8) for site in ("site-1", "site-2", "site-10")}
-    unfinished = SiteState(str(run.site("site-1")), 9, versions["site-1"][3], kept=True).path
-    scored = SiteState(str(run.site("site-2")), 9, versions["site-2"][3], kept=False).path
+    unfinished = SiteState(str(run.site("site-1")), 9, versions["site-1"][3], is_kept=True).path
+    scored = SiteState(str(run.site("site-2")), 9, versions["site-2"][3], is_kept=False).path
     discard_site_state_after(run.site("site-1"), 5)
     discard_site_state_after(run.site("site-2"), 5, versions["site-2"][2])
     assert not unfinished.exists()

@@ -99,7 +99,7 @@ def test_an_evaluation_sees_the_state_and_no_attempt_that_came_to_nothing(tmp_pa
     last = train(tmp_path, 5, versions[-1], "[5]")
     assert names(tmp_path) == named(*versions, last)
     (tmp_path / "state/evaluate-0005.tmp").mkdir()  # of one that was killed
-    state = SiteState(str(tmp_path), 6, last, kept=False)
+    state = SiteState(str(tmp_path), 6, last, is_kept=False)
     assert state.path.name == "evaluate-0006.tmp"
     assert (state.path / "notes").read_text() == "[1][2][3][5]"
     (state.path / "notes").write_text("spoilt")
