@@ -40,8 +40,9 @@ gives them their weights in it. For other methods it is None."""
 def combination(rule: AggregationRule, updates: int) -> Combination:
     """Make the fold of a rule for a number of updates, and its weighing."""
     if not is_own(rule.method):
-        make: Callable[..., Combination] = resolve_name(METHODS[rule.method].make)
-        return make(updates, **rule.args)
+        make = resolve_name(f"flstream.aggregation.{METHODS[rule.method].make}")
+        combined: Combination = make(updates, **rule.args)
+        return combined
     own = OwnRule(rule.method, rule.args)
     fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
     return fold, own.weigh if own.weighs else None
