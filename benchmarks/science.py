@@ -16,6 +16,7 @@ from pathlib import Path
 from rows import GIB, Row, by_name, measure_parts
 from running import JOBS, compare, rows_of_rounds, run
 
+from flstream.job.sections import METHODS
 from flstream.runs.summary import Summary
 from flstream.units import format_bytes
 
@@ -40,15 +41,10 @@ WORKFLOWS = {
 }
 """Settings of each workflow that ends in one model for all sites."""
 
-RULES = {
-    "mean": (),
+RULES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(["mean", "norm_bounded_mean", *METHODS], ()),
     "norm_bounded_mean": ("aggregation.clip_norm=median",),
-    "median": (),
     "trimmed_mean": ("aggregation.trim=0.3",),
-    "krum": (),
-    "multi_krum": (),
-    "bulyan": (),
-    "geometric_median": (),
 }
 """Settings of each `aggregation.method`, beside its name."""
 

@@ -122,12 +122,15 @@ def noisy(body: str = "", *, scores: str = _SCORES, first: str = "") -> str:
 def adding(deeds: Mapping[tuple[str, int], str], accuracy: str = "float(number)") -> str:
     """A loop that adds a site's number to the model, with that as its weight.
 
+    What SCAFFOLD sends beside the model goes back as it came.
+
     Args:
         deeds: What a site does in a round before it answers.
         accuracy: Expression of the score of a round's ``number``.
     """
     body = "index = int(site[5:])\nmeta['num_examples'] = index\n"
     body += "for tensor in params.values():\n    tensor += index\n"
+    body += "if 'control' in model.meta:\n    meta['control'] = model.meta['control']\n"
     for (site, number), deed in deeds.items():
         body += f"if (site, number) == ({site!r}, {number}):\n{textwrap.indent(deed, '    ')}\n"
     first = f"number = model.current_round + 1\nmetrics = {{'accuracy': {accuracy}}}"

@@ -26,7 +26,7 @@ from flstream.model.source import Scratch, Sink, Source
 
 def adopting(rule: AggregationRule) -> AggregationRule:
     """Return the rule by which one update becomes the next model, as it is."""
-    return replace(rule, method="mean", clip_norm=None, factors={}, mechanism=None)
+    return replace(rule, method="mean", args={}, clip_norm=None, weights={}, mechanism=None)
 
 
 def adopt_update(

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from flstream.aggregation.elements import Array
-from flstream.aggregation.krum import squared_distances
+from flstream.aggregation.gram import distances_to_mean, squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination
-from flstream.aggregation.rules import AggregationRule
 
 # The least distance that counts, as a part of the median distance of two updates (RFA's nu, which
 # is 1e-6 there for updates of any size).
@@ -23,7 +22,7 @@ _MOST_ITERATIONS = 1000
 _CONVERGED = 1e-12
 
 
-def geometric_median(rule: AggregationRule, updates: int) -> Combination:
+def geometric_median(updates: int) -> Combination:
     """Make the geometric median: a mean with weights of its own."""
     return WeightedMean(), geometric_median_weights
 
@@ -47,7 +46,7 @@ def geometric_median_weights(gram: Array, weights: Array) -> Array:
     centred: Array = gram - centre[:, None] - centre + centre[place]
     estimate = _inverse(typical, least)
     for _ in range(_MOST_ITERATIONS):
-        before, estimate = estimate, _inverse(_distances_to_mean(centred, estimate), least)
+        before, estimate = estimate, _inverse(distances_to_mean(centred, estimate), least)
         if np.max(np.abs(estimate - before)) < _CONVERGED:
             break
     return estimate
@@ -58,12 +57,3 @@ def _inverse(distances: Array, least: float) -> Array:
     inverse = 1 / np.maximum(distances, least)
     weights: Array = inverse / np.add.reduce(inverse)
     return weights
-
-
-def _distances_to_mean(gram: Array, weights: Array) -> Array:
-    """Return the distances of vectors to their weighted mean."""
-    # Not by matrix products, whose last bits depend on the processor.
-    inner = np.add.reduce(gram * weights, axis=1)
-    squares = np.diagonal(gram) - 2 * inner + np.add.reduce(inner * weights)
-    distances: Array = np.sqrt(np.maximum(squares, 0))
-    return distances

@@ -49,6 +49,22 @@ def gram_matrix(cohort: UpdateSet, updates: int, on_range: Callable[[int], None]
     return sums.matrix()
 
 
+def squared_distances(gram: Array) -> Array:
+    """Compute the squared distances of pairs of vectors from their inner products, shape (n, n)."""
+    norms = np.diagonal(gram)
+    distances: Array = norms[:, None] + norms - 2 * gram
+    return np.maximum(distances, 0, out=distances)
+
+
+def distances_to_mean(gram: Array, weights: Array) -> Array:
+    """Compute the distances of vectors to their mean of these weights, whose sum is 1."""
+    # Not by matrix products, whose last bits depend on the processor.
+    inner = np.add.reduce(gram * weights, axis=1)
+    squares = np.diagonal(gram) - 2 * inner + np.add.reduce(inner * weights)
+    distances: Array = np.sqrt(np.maximum(squares, 0))
+    return distances
+
+
 class GramSum:
     """Sums of products that do not depend on how the rows are cut into blocks.
 

@@ -14,80 +14,73 @@ from functools import partial
 import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
+from flstream.aggregation.gram import squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination, CoordinateFold
-from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError
 from flstream.job.sections import METHODS
 
 
-def krum(rule: AggregationRule, updates: int) -> Combination:
+def krum(updates: int, byzantine: int | None) -> Combination:
     """Make Krum, which takes one update.
 
     Raises:
         AggregationError: There are too few updates.
     """
-    return WeightedMean(), partial(krum_weights, byzantine=_byzantine(rule, updates), chosen=1)
+    byzantine = _byzantine("krum", updates, byzantine)
+    return WeightedMean(), partial(krum_weights, byzantine=byzantine, selected=1)
 
 
-def multi_krum(rule: AggregationRule, updates: int) -> Combination:
-    """Make Multi-Krum, the mean of the updates that Krum chooses.
+def multi_krum(updates: int, byzantine: int | None, selected: int | None) -> Combination:
+    """Make Multi-Krum, the mean of the updates that Krum selects; None is all but ``byzantine``.
 
     Raises:
         AggregationError: There are too few updates.
     """
-    byzantine = _byzantine(rule, updates)
-    chosen = rule.chosen or updates - byzantine
-    if chosen > updates:
+    byzantine = _byzantine("multi_krum", updates, byzantine)
+    selected = selected or updates - byzantine
+    if selected > updates:
         raise AggregationError(
-            f"multi_krum is to choose {chosen} updates, and there are {updates}; lower "
+            f"multi_krum is to choose {selected} updates, and there are {updates}; lower "
             "aggregation.selected, or raise clients.min_updates"
         )
-    return WeightedMean(), partial(krum_weights, byzantine=byzantine, chosen=chosen)
+    return WeightedMean(), partial(krum_weights, byzantine=byzantine, selected=selected)
 
 
-def bulyan(rule: AggregationRule, updates: int) -> Combination:
+def bulyan(updates: int, byzantine: int | None) -> Combination:
     """Make Bulyan.
 
     Raises:
         AggregationError: There are too few updates.
     """
-    byzantine = _byzantine(rule, updates)
+    byzantine = _byzantine("bulyan", updates, byzantine)
     fold = CoordinateFold(partial(around_median, left_out=2 * byzantine))
     return fold, partial(bulyan_weights, byzantine=byzantine)
 
 
-def _byzantine(rule: AggregationRule, updates: int) -> int:
-    """Return how many updates may be Byzantine: by the rule, or as many as possible."""
-    method, byzantine = METHODS[rule.method], rule.byzantine
-    needed = method.least_updates(byzantine or 0)
+def _byzantine(method: str, updates: int, byzantine: int | None) -> int:
+    """Return how many updates may be Byzantine: as given, or as many as possible."""
+    needed = METHODS[method].least_updates(byzantine or 0)
     if byzantine is None:
-        byzantine = method.most_byzantine(updates)
+        byzantine = METHODS[method].most_byzantine(updates)
     if updates < needed:
         raise AggregationError(
-            f"{rule.method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
+            f"{method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
             f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
             "sites train (clients.per_round, clients.min_updates)"
         )
     return byzantine
 
 
-def squared_distances(gram: Array) -> Array:
-    """Compute the squared distances of vectors from inner products, shape (n, n)."""
-    norms = np.diagonal(gram)
-    distances: Array = norms[:, None] + norms - 2 * gram
-    return np.maximum(distances, 0, out=distances)
+def krum_weights(gram: Array, weights: Array, *, byzantine: int, selected: int) -> Array:
+    """Weigh the ``selected`` updates with the lowest scores 1, and the others 0.
 
-
-def krum_weights(gram: Array, weights: Array, *, byzantine: int, chosen: int) -> Array:
-    """Weigh the ``chosen`` updates with the lowest scores 1, and the others 0.
-
-    Of two with the same score, the first in the cohort's order is chosen. Of n updates, f may be
+    Of two with the same score, the first in the cohort's order is selected. Of n updates, f may be
     ``byzantine``; n is at least 2 f + 3. One update is Krum, and more are Multi-Krum. See
     :data:`flstream.aggregation.methods.Weigh`.
     """
     scores = _scores(squared_distances(gram), byzantine)
-    return _marked(len(gram), np.argsort(scores, kind="stable")[:chosen].tolist())
+    return _marked(len(gram), np.argsort(scores, kind="stable")[:selected].tolist())
 
 
 def bulyan_weights(gram: Array, weights: Array, *, byzantine: int) -> Array:

@@ -15,10 +15,9 @@ from flstream.aggregation.update_set import UpdatePart
 
 if TYPE_CHECKING:
     from flstream.aggregation.methods import Combination
-    from flstream.aggregation.rules import AggregationRule
 
 
-def mean(rule: AggregationRule, updates: int) -> Combination:
+def mean(updates: int) -> Combination:
     """Make the mean."""
     return WeightedMean(), None
 

@@ -24,20 +24,25 @@ them. It returns the new values, of shape (numbers,).
 """
 
 Weigh = Callable[[Array, Array], Array]
-"""Function of the inner products of the updates' differences, of shape (n, n), and of the updates'
-weights, that returns their new weights; an update of weight 0 is left out."""
+"""Function that weighs updates for the fold, from the inner products of their differences.
 
+These are the differences from the model, after clipping, so the products are of shape (n, n); the
+second argument has the updates' own weights. It returns new weights, 0 or more, of which the ratios
+alone count: the mean divides by their sum. An update whose weight is below
+:data:`flstream.aggregation.rules.LEAST_WEIGHT` is left out.
+"""
 
 Combination = tuple[Fold, Weigh | None]
-"""What folds updates, and what weighs them before that, where they are compared."""
+"""The fold of updates; and, for a method that compares whole updates first, the function that
+gives them their weights in it. For other methods it is None."""
 
 
 def combination(rule: AggregationRule, updates: int) -> Combination:
     """Make the fold of a rule for a number of updates, and its weighing."""
     if not is_own(rule.method):
-        make: Callable[[AggregationRule, int], Combination]
-        make = resolve_name(METHODS[rule.method].make)
-        return make(rule, updates)
+        make = resolve_name(f"flstream.aggregation.{METHODS[rule.method].make}")
+        combined: Combination = make(updates, **rule.args)
+        return combined
     own = OwnRule(rule.method, rule.args)
     fold: Fold = CoordinateFold(own.fold) if own.folds else WeightedMean()
     return fold, own.weigh if own.weighs else None

@@ -41,7 +41,7 @@ class PartialSum:
     """
 
     def __init__(self, path: Path, base: Source, rule: AggregationRule) -> None:
-        if rule.is_ranked:
+        if rule.needs_all_updates:
             raise ValueError(f"{rule.method} needs all updates at once; it has no partial sum")
         self.sites: Sequence[str] = ()
         self._path = path

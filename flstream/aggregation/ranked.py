@@ -13,20 +13,19 @@ import numpy as np
 
 from flstream.aggregation.elements import Array
 from flstream.aggregation.methods import Combination, CoordinateFold
-from flstream.aggregation.rules import AggregationRule
 
 Trim = Callable[[int], int]
 """Function from the number of values to how many of them are left out at each end."""
 
 
-def median(rule: AggregationRule, updates: int) -> Combination:
+def median(updates: int) -> Combination:
     """Make the median."""
     return CoordinateFold(partial(trimmed_mean, trim=median_trim)), None
 
 
-def trimmed(rule: AggregationRule, updates: int) -> Combination:
+def trimmed(updates: int, trim: float) -> Combination:
     """Make the mean without a fraction of the values at each end."""
-    return CoordinateFold(partial(trimmed_mean, trim=fraction_trim(rule.trim))), None
+    return CoordinateFold(partial(trimmed_mean, trim=fraction_trim(trim))), None
 
 
 def median_trim(count: int) -> int:

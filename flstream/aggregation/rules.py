@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
@@ -29,18 +29,15 @@ class AggregationRule:
     Attributes:
         method: Way to combine updates: one of ``METHODS`` but ``norm_bounded_mean``, which is the
             mean with a limit of the norm; or the place of a user's own rule.
-        args: Keyword arguments of a user's own rule.
-        trim: For ``trimmed_mean``, the fraction of values left out at each end; below 0.5.
+        args: Keyword arguments of the method: the keys that ``METHODS`` has for it, or those of a
+            user's own rule.
         clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
             aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
-        byzantine: For methods that choose among updates, how many of them may be Byzantine; None
-            for as many as their number allows.
-        chosen: For ``multi_krum``, how many updates are averaged; None for all but ``byzantine``.
         include: Regular expressions, one of which must be found in a tensor's name (or in that of a
             tensor tied to it) for it to be aggregated.
         exclude: Regular expressions of which none may be found there.
         on_nonfinite: Whether an update with an infinity or a NaN is refused or folded.
-        factors: Factors of the weights of updates, by site; 1 for others.
+        weights: Factors of the weights of updates, by site; 1 for others.
         bodies: Names of the bodies that are folded with the model, beside it.
         fold_rules: Rules of bodies that are combined otherwise, by name of the body; that of the
             model has the empty name.
@@ -50,22 +47,19 @@ class AggregationRule:
     """
 
     method: str = "mean"
-    trim: float = 0.1
+    args: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | Literal["median"] | None = None
     include: Sequence[str] = (".*",)
     exclude: Sequence[str] = ()
     on_nonfinite: Literal["reject", "allow"] = "reject"
-    factors: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
     bodies: Sequence[str] = ()
     fold_rules: Mapping[str, FoldRule] = field(default_factory=dict)
     counts_alike: bool = False
-    args: Mapping[str, Any] = field(default_factory=dict)
-    byzantine: int | None = None
-    chosen: int | None = None
     mechanism: GaussianMechanism | None = None
 
     @property
-    def is_ranked(self) -> bool:
+    def needs_all_updates(self) -> bool:
         """Whether the fold needs all updates at once, and not only their sum."""
         return self.holds_ranges or self.clip_norm == "median"
 
@@ -93,7 +87,7 @@ class AggregationRule:
         """
         if self.counts_alike or self.mechanism is not None:
             return replace(update, weight=1.0)
-        factor = self.factors.get(update.site, 1.0)
+        factor = self.weights.get(update.site, 1.0)
         if factor == 1.0:
             return update
         weight = update.weight * factor
@@ -128,18 +122,13 @@ class AggregationRule:
 
 def rule_for(section: AggregationSection) -> AggregationRule:
     """Make the rule of a job file."""
-    return AggregationRule(
-        method="mean" if section.method == "norm_bounded_mean" else section.method,
-        trim=section.trim,
-        clip_norm=section.clip_norm,
-        include=section.include,
-        exclude=section.exclude,
-        on_nonfinite=section.on_nonfinite,
-        factors=section.weights,
-        args=section.args,
-        byzantine=section.byzantine,
-        chosen=section.selected,
-    )
+    names = [each.name for each in fields(AggregationRule)]
+    values = {name: getattr(section, name) for name in names if hasattr(section, name)}
+    if (method := METHODS.get(section.method)) is not None:
+        values["args"] = {key: getattr(section, key) for key in method.keys}
+    if section.method == "norm_bounded_mean":
+        values["method"] = "mean"
+    return AggregationRule(**values)
 
 
 def found_names(

@@ -117,9 +117,12 @@ class UpdatePart:
 
 
 Contribution = tuple[int, Sequence[UpdatePart], bool]
-"""The parts of the updates that are read together, for one region of a range: the region's index;
-the parts of those updates that have it; and whether these are the last. The bytes of the last ones
-stay valid until the next range is begun; those of others, until the next contribution."""
+"""Parts of the updates that are read together, for one region of a range.
+
+It has the region's index, a part for each of these updates that has the region, and whether the
+cohort's last update is among those that were read. If it is, the parts may be used until the next
+range is begun; else only until the next contribution is asked for, which overwrites their bytes.
+"""
 
 
 class Fold(Protocol):

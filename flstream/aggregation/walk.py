@@ -79,7 +79,7 @@ def fold_updates(
     with np.errstate(over="ignore", invalid="ignore"):
         weighed, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
         are_checked = weigh is not None or scales is not None
-        checks_finite = rule.is_ranked and not are_checked
+        checks_finite = rule.needs_all_updates and not are_checked
         before = None if earlier is None else earlier.weights
         cohort = UpdateSet(
             base, weighed, rule, step, scales=scales, before=before, checks_finite=checks_finite

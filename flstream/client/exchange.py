@@ -11,6 +11,7 @@ from flstream.client.ranks import broadcast, is_first_rank
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import current
 from flstream.errors import ClientError
+from flstream.job.bodies import NUM_STEPS
 from flstream.model.dtypes import torch_dtype
 from flstream.model.fitted import Differences
 from flstream.model.layout import Layout
@@ -159,7 +160,7 @@ def meta_of(module: object, steps: int) -> dict[str, Any]:
     meta = getattr(module, _META, None) or {}
     if not isinstance(meta, dict):
         raise ClientError(f"{_META} of the module is a {type(meta).__name__}; make it a dict")
-    return {"NUM_STEPS_CURRENT_ROUND": steps, **meta}
+    return {NUM_STEPS: steps, **meta}
 
 
 def seed_setup() -> None:

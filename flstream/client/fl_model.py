@@ -52,8 +52,10 @@ class FLModel:
         meta: Plain values by name, or None for none; a site's reach the workflow, and the
             workflow's reach the site.
             ``meta["num_examples"]`` (or, as in NVFlare, ``meta["NUM_STEPS_CURRENT_ROUND"]``) is
-            the update's weight in the mean: a number from 1e-15 to 1e15, 1 by default. With
-            ``meta["partial"]`` true the update may lack tensors, which then keep their values.
+            the update's weight in the mean: a number from 1e-15 to 1e15, 1 by default. The number
+            of steps has to be above 0 beside ``num_examples``, too, since filters of updates divide
+            by it. With ``meta["partial"]`` true the update may lack tensors, which then keep their
+            values.
         optimizer_params: State of an optimizer as plain values, without tensors; None for none.
         start_round: Number of the first round, as in NVFlare.
     """

@@ -1,4 +1,4 @@
-"""Names of values and bodies that workflows send beside their models."""
+"""Names of values and bodies that travel beside models and updates."""
 
 import re
 from typing import Literal
@@ -23,6 +23,9 @@ PERSONAL = "personal"
 
 CONTROL = "control"
 """SCAFFOLD's control variates: those of the server, and a site's part of the next ones."""
+
+NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"
+"""The number of steps of a training in the ``meta`` of its answer, as in NVFlare."""
 
 RESERVED_NAMES = frozenset(
     {"at", "num_examples", "optimizer", "partial", "personal", "rule", "site_name", "step", "task"}

@@ -131,14 +131,16 @@ def _aggregation(job: Job) -> Iterator[Problem]:
         allowed = f"left out where aggregation.method is {method}, which counts all alike"
         if alike:
             yield Problem("aggregation.weights", "", allowed)
-    if section.clip_norm is None and method == "norm_bounded_mean":
-        allowed = "a number above 0, or median, as aggregation.method is norm_bounded_mean"
-        yield Problem("aggregation.clip_norm", MISSING, allowed)
-    choosing = [name for name, other in METHODS.items() if other.needed]
-    for name, owners in (("byzantine", choosing), ("selected", ["multi_krum"])):
+        for key, values in built_in.required.items():
+            allowed = f"{values}, as aggregation.method is {method}"
+            if getattr(section, key) is None:
+                yield Problem(f"aggregation.{key}", MISSING, allowed)
+    for key in dict.fromkeys(key for other in METHODS.values() for key in other.keys):
+        owners = [name for name, other in METHODS.items() if key in other.keys]
         allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
-        if getattr(section, name) is not None and method not in owners:
-            yield Problem(f"aggregation.{name}", "", allowed)
+        may_stay = type(section).model_fields[key].default is not None or method in owners
+        if getattr(section, key) is not None and not may_stay:
+            yield Problem(f"aggregation.{key}", "", allowed)
     if built_in is not None and built_in.needed:
         # A cohort may only become smaller in a round.
         byzantine, most = section.byzantine or 0, built_in.most_byzantine(cohort)

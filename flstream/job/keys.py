@@ -161,7 +161,8 @@ def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
         key = join(above, name)
         if key == WORKFLOW and isinstance(value, list):
             for index, section in enumerate(value):
-                yield from flat(section, f"{key}[{index}]")
+                if isinstance(section, Mapping):
+                    yield from flat(section, f"{key}[{index}]")
         elif isinstance(value, Mapping) and key not in job_keys():
             yield from flat(value, key)
         else:

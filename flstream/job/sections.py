@@ -14,6 +14,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -315,7 +316,11 @@ class Method(NamedTuple):
     """A way to combine updates that comes with flstream.
 
     Attributes:
-        make: Place of the function of (rule, updates) that makes it, as ``package.module:name``.
+        make: Place of the function that makes it, as ``module:name`` in ``flstream.aggregation``.
+            It takes the number of updates, and the values of ``keys`` by name.
+        keys: Keys of ``aggregation`` that are the method's own. One whose default is null must be
+            left out beside other methods.
+        required: Keys that must be given, with the values that they may have, in words.
         is_weighted: Whether updates count by their weights; others count all alike.
         compares: Whether all updates are compared before any is folded.
         needed: Of a method that chooses among updates, the numbers (a, b) by which it needs
@@ -323,6 +328,8 @@ class Method(NamedTuple):
     """
 
     make: str
+    keys: tuple[str, ...] = ()
+    required: Mapping[str, str] = MappingProxyType({})
     is_weighted: bool = False
     compares: bool = False
     needed: tuple[int, int] | None = None
@@ -341,16 +348,18 @@ class Method(NamedTuple):
 # The needs are of Blanchard et al. 2017 (arXiv:1703.02757) and El Mhamdi et al. 2018
 # (arXiv:1802.07927).
 METHODS: Mapping[str, Method] = {
-    "mean": Method("flstream.aggregation.mean:mean", is_weighted=True),
-    "median": Method("flstream.aggregation.ranked:median"),
-    "trimmed_mean": Method("flstream.aggregation.ranked:trimmed"),
-    "krum": Method("flstream.aggregation.krum:krum", compares=True, needed=(2, 3)),
-    "multi_krum": Method("flstream.aggregation.krum:multi_krum", compares=True, needed=(2, 3)),
-    "bulyan": Method("flstream.aggregation.krum:bulyan", compares=True, needed=(4, 3)),
-    "geometric_median": Method(
-        "flstream.aggregation.geometric_median:geometric_median", compares=True
+    "mean": Method("mean:mean", is_weighted=True),
+    "median": Method("ranked:median"),
+    "trimmed_mean": Method("ranked:trimmed", ("trim",)),
+    "krum": Method("krum:krum", ("byzantine",), compares=True, needed=(2, 3)),
+    "multi_krum": Method(
+        "krum:multi_krum", ("byzantine", "selected"), compares=True, needed=(2, 3)
     ),
-    "norm_bounded_mean": Method("flstream.aggregation.mean:mean", is_weighted=True),
+    "bulyan": Method("krum:bulyan", ("byzantine",), compares=True, needed=(4, 3)),
+    "geometric_median": Method("geometric_median:geometric_median", compares=True),
+    "norm_bounded_mean": Method(
+        "mean:mean", required={"clip_norm": "a number above 0, or median"}, is_weighted=True
+    ),
 }
 """The methods that come with flstream."""
 

@@ -170,12 +170,8 @@ class Stage(TypedSection):
     )
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
-    fedavg averages the clients' updates, weighted by number of examples, and cyclic hands the model
-    on from client to client. scaffold and feddyn correct for clients whose data differ. With ditto
-    each client has a model of its own beside the global one, and with fedper a part of it. swarm
-    has a client fold. cross_site has every client score all models once they are trained, and
-    evaluate scores one model. A function of (run) or (run, args) is named `file.py:name` or
-    `module:name`; its file is imported when the job is loaded.
+    docs/workflows.md says what each is for. A function of (run) or (run, args) is named
+    `file.py:name` or `module:name`; its file is imported when the job is loaded.
     """
 
     args: SerializeAsAny[WorkflowArgs] = Field(default_factory=WorkflowArgs, validate_default=True)

@@ -43,13 +43,12 @@ from flstream.worker.code_errors import sentence
 
 
 class RunEffects:
-    """The effects that the workflows of a run share: each that is new is done, others replayed.
+    """The effects of a run, which outlive the :class:`Run` of each workflow in a list.
 
-    Args:
-        state: What they have come to, which a replay rebuilds.
+    Each that is new is done, and others are replayed.
 
     Attributes:
-        state: As given.
+        state: What they have come to, which a replay rebuilds.
         trainings: Trainings of sites.
         models: Folds and adoptions, which make models.
         scoring: Scores of models.

@@ -52,25 +52,25 @@ class SiteLost(NamedTuple):
         return cls(site, str(error), code)
 
 
-Event = Callable[[], object]
+Callback = Callable[[], object]
 """Function that takes in what has happened, on the thread that makes decisions."""
 
-Put = Callable[[Event], None]
-"""Function that puts an event where that thread takes it."""
+Put = Callable[[Callback], None]
+"""Function that queues a callback for the thread that makes decisions."""
 
 
-class Report(Protocol):
-    """Function that passes an event to the thread that iterates over the pool's events."""
+class ReportCallback(Protocol):
+    """Function that queues a callback of a task, and notes which sites it settles."""
 
-    def __call__(self, event: Event, *settled: str) -> None:
-        """Report an event."""
+    def __call__(self, callback: Callback, *settled: str) -> None:
+        """Queue a callback."""
         ...
 
 
 class PoolTask(Protocol):
     """A task that workers perform for batches of sites."""
 
-    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
         """Perform it for a batch of sites on a worker, and report each site's result."""
         ...
 
@@ -139,9 +139,9 @@ class PooledWorker:
         """Do a task; if the process is lost, fail its sites or queue them again."""
         settled: set[str] = set()
 
-        def report(event: Event, *sites: str) -> None:
+        def report(callback: Callback, *sites: str) -> None:
             settled.update(sites)
-            put(event)
+            put(callback)
 
         is_ready = False
         try:

@@ -49,7 +49,8 @@ class Update:
 
     Attributes:
         site: Name of the site.
-        weight: Its share in a mean, before dividing by the sum of all.
+        weight: Weight that its site gave it: ``meta["num_examples"]``, else the number of steps,
+            else 1. A fold multiplies it by the site's factor in ``aggregation.weights``, if any.
         metrics: What the site reported with it, by name.
         base: The model that it was trained from.
         training: The task that it came of.

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.pooled_worker import Report, SiteLost
+from flstream.server.pooled_worker import ReportCallback, SiteLost
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.task_run import TaskRun
@@ -94,7 +94,7 @@ class StartedTrainings:
         self._queue = SiteQueue([], own=own, is_open=True)
         self._events = pool.perform(self._queue, self, pool.names)
 
-    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
         """Run the training of a site on a worker; on a pool's thread."""
         self._runs[sites[0]].perform(worker, sites, report)
 

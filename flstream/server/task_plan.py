@@ -49,7 +49,7 @@ def plan_task(
     layout: Layout,
     cohort: int,
     *,
-    is_ranked: bool = True,
+    needs_all_updates: bool = True,
     is_read: bool = False,
     at_site: bool = False,
 ) -> TaskPlan:
@@ -59,7 +59,7 @@ def plan_task(
         job: The job, for the number of its workers.
         layout: Layout of the model.
         cohort: Number of sites.
-        is_ranked: Whether the aggregation ranks values, and so needs all updates at once.
+        needs_all_updates: Whether the fold needs all updates at once, and not only their sum.
         is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
@@ -85,7 +85,7 @@ def plan_task(
         )
         return TaskPlan(False, max(sites, 1), is_inline=True, in_files=is_read, group=0)
     group = max(4, 2 * workers)
-    if is_ranked or is_read or cohort <= group:
+    if needs_all_updates or is_read or cohort <= group:
         group = 0
     return TaskPlan(False, 1, is_inline=False, in_files=True, group=group)
 
@@ -114,7 +114,7 @@ def plan_disk(
     optimizer = optimizer_for(job.server_optimizer)
     moments = [step.moments for step in (optimizer, *programs) if step is not None]
     if plan is None:
-        plan = plan_task(job, layout, cohort, is_ranked=rule.is_ranked)
+        plan = plan_task(job, layout, cohort, needs_all_updates=rule.needs_all_updates)
     waiting = cohort if plan.in_files else 0
     sums = 0
     if plan.group:

@@ -28,7 +28,7 @@ from flstream.server.collected_updates import (
 from flstream.server.collector import START_KEY, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
-from flstream.server.pooled_worker import Report, SiteLost
+from flstream.server.pooled_worker import ReportCallback, SiteLost
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -221,7 +221,7 @@ class TaskRun:
             return cohort
         return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
 
-    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> None:
+    def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
         """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
 
         A site whose update is of no use has failed; its worker is as good as before.
@@ -255,7 +255,7 @@ class TaskRun:
         deliver = partial(self._deliver, results, time.monotonic() - began)
         report(deliver, *(site_answer.site for site_answer, _ in results))
 
-    def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: Report) -> Answered:
+    def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> Answered:
         """Give a worker the task for some sites, and wait for the answer."""
         spec, began = self._spec, monotonic()
         offers = spec.offers(self._context, worker)

@@ -81,7 +81,7 @@ class UpdateStore:
             self._context.job,
             self._store.joined(training.base).layout,
             len(training.tasks),
-            is_ranked=self._context.rule.is_ranked,
+            needs_all_updates=self._context.rule.needs_all_updates,
             is_read=is_read,
             at_site=bool(training.at),
         )

@@ -18,7 +18,7 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.server.pooled_worker import Event, PooledWorker, PoolTask, Put, SiteLost
+from flstream.server.pooled_worker import Callback, PooledWorker, PoolTask, Put, SiteLost
 from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned
@@ -204,27 +204,27 @@ class WorkerPool:
             worker.drop()
 
     def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[bool]:
-        """Run tasks in the pool's threads, and yield after events until all tasks are done.
+        """Run tasks in the pool's threads, and yield after callbacks until all tasks are done.
 
-        If a task or an event fails, or the generator is closed early, all workers are killed.
+        If a task or a callback fails, or the generator is closed early, all workers are killed.
         """
-        events: SimpleQueue[Event | Future[None]] = SimpleQueue()
-        for future in [self._threads.submit(task, events.put) for task in tasks]:
-            future.add_done_callback(events.put)
-        return self._taking(events, len(tasks))
+        queue: SimpleQueue[Callback | Future[None]] = SimpleQueue()
+        for future in [self._threads.submit(task, queue.put) for task in tasks]:
+            future.add_done_callback(queue.put)
+        return self._taking(queue, len(tasks))
 
-    def _taking(self, events: SimpleQueue[Event | Future[None]], running: int) -> Iterator[bool]:
+    def _taking(self, queue: SimpleQueue[Callback | Future[None]], running: int) -> Iterator[bool]:
         report_at = monotonic() + REPORT_SECONDS
         try:
             while running:
                 with suppress(Empty):
                     with waiting():
-                        event = events.get(timeout=max(report_at - monotonic(), 0.0))
-                    if isinstance(event, Future):
-                        event.result()
+                        item = queue.get(timeout=max(report_at - monotonic(), 0.0))
+                    if isinstance(item, Future):
+                        item.result()
                         running -= 1
                     else:
-                        event()
+                        item()
                         yield True
                 if monotonic() >= report_at:
                     report_at = monotonic() + REPORT_SECONDS

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
+from flstream.errors import SimulationError
 from flstream.telemetry.memory import NodeMemory
 
-# JSON has no NaN and no infinity: they are written, and read back, as null.
+# JSON has no NaN and no infinity: they are written, and read back, as null. An event that has to
+# have a number there is refused before it is written.
 Metrics = Mapping[str, float | None]
 
 
@@ -602,13 +604,30 @@ def encode_lines(events: Iterable[AnyEvent], follows: bytes = NO_CHECK) -> bytes
     The last keys of each are ``follows``, the check of the line before, and ``check``, the xxh3
     digest of what stands before it, both in hexadecimal. So a line that is changed, missing,
     doubled or in another place is noticed.
+
+    Raises:
+        SimulationError: An event could not be read again, since a number of it is not finite.
     """
     lines = []
     for event in events:
-        content = b'%b,"follows":"%b' % (_encoder.encode(event)[:-1], follows)
+        encoded = _encoder.encode(event)
+        if b"null" in encoded:  # which may stand for a number that is not finite
+            _check_readable(encoded)
+        content = b'%b,"follows":"%b' % (encoded[:-1], follows)
         follows = xxh3_64_hexdigest(content).encode()
         lines.append(b'%b","check":"%b"}\n' % (content, follows))
     return b"".join(lines)
+
+
+def _check_readable(encoded: bytes) -> None:
+    try:
+        _decoder.decode(encoded)
+    except msgspec.ValidationError as error:
+        kind = msgspec.json.decode(encoded)["kind"]
+        raise SimulationError(
+            f"an event {kind} has a number that is not finite, which events.jsonl cannot hold: "
+            f"{error}"
+        ) from error
 
 
 def decode_event(line: bytes) -> AnyEvent:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.proximal import seen_in_loss
 from flstream.client.scaffold import PTScaffoldHelper
-from flstream.job.bodies import CONTROL
+from flstream.job.bodies import CONTROL, NUM_STEPS
 from flstream.worker.joined_bodies import RECEIVED_AS, SENT_AS
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ NAMES: dict[str, list[type]] = {
     "nvflare.apis.analytix": [
         _constants("AnalyticsDataType", **{name: name for name in (*_LOGGED, "TAG", "TAGS")})
     ],
-    # Keys of meta, of which the number of steps alone means anything here.
+    # Keys of meta. flstream reads NUM_STEPS_CURRENT_ROUND; a script may use the others as it likes.
     "nvflare.apis.fl_constant": [
         _constants(
             "FLMetaKey",
             *("INITIAL_METRICS", "VALIDATE_TYPE", "START_ROUND", "CURRENT_ROUND", "TOTAL_ROUNDS"),
             *("JOB_ID", "SITE_NAME", "SUBMIT_MODEL_NAME"),
-            NUM_STEPS_CURRENT_ROUND="NUM_STEPS_CURRENT_ROUND",
+            NUM_STEPS_CURRENT_ROUND=NUM_STEPS,
         )
     ],
     "nvflare.app_common.abstract.fl_model": [FLModel, ParamsType],

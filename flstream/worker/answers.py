@@ -10,6 +10,7 @@ import numpy as np
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
+from flstream.job.bodies import NUM_STEPS
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, Params
@@ -27,7 +28,7 @@ RESERVED_METRICS = frozenset({"round", "sites", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
 
 
-_WEIGHT_KEYS = ("num_examples", "NUM_STEPS_CURRENT_ROUND")
+_WEIGHT_KEYS = ("num_examples", NUM_STEPS)
 
 
 def metrics_of(model: FLModel) -> dict[str, float]:

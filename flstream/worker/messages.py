@@ -18,6 +18,10 @@ They travel on a channel of their own, beside the two that carry bodies::
 Each site of a task is either in the worker's answer or in one ``Failed``. A process whose script
 has raised ends with ``Failed`` and ``Goodbye`` instead. A worker that is lost before it has taken
 its task has failed nobody: the task is given again.
+
+After ``Answered`` the server reads nothing more until it has the next task for the worker, or stops
+it. So what is to count for a task is sent before that. Whoever reads a message may not know the
+round: a message that belongs to one carries its number, as ``Logged`` does.
 """
 
 from __future__ import annotations

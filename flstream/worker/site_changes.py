@@ -19,6 +19,7 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.errors import ClientError, CodecError
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
+from flstream.job.bodies import NUM_STEPS
 from flstream.model.checkpoint import BodyFile, FileSource, unnamed_file
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -28,7 +29,6 @@ from flstream.worker.worker_info import WorkerInfo
 
 # A model up to here is kept in memory: a file would cost more than it saves.
 _TINY_BYTES = 1 << 20
-_STEPS = "NUM_STEPS_CURRENT_ROUND"
 _RESIDUAL = "residual.safetensors"
 
 
@@ -161,8 +161,8 @@ def _with_feedback(
 
 
 def _steps_of(answer: FLModel) -> float:
-    """Return the number of a training's steps by its answer; 1 without it."""
-    steps = number_of(answer.meta.get(_STEPS, 1))
+    """Return the number of steps of a training, if the answer has it; else 1."""
+    steps = number_of(answer.meta.get(NUM_STEPS, 1))
     if steps is None or not (math.isfinite(steps) and steps > 0):
-        raise ClientError(f"meta[{_STEPS!r}] is {answer.meta[_STEPS]}; send a number above 0")
+        raise ClientError(f"meta[{NUM_STEPS!r}] is {answer.meta[NUM_STEPS]}; send a number above 0")
     return steps

@@ -6,13 +6,19 @@ import torch
 from support import FrontToBack, tensor, tensors_of
 
 from flstream.aggregation.optimizers import Optimization, state_layout
-from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
+from flstream.job.sections import AggregationSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 
 State = Mapping[str, torch.Tensor]
+
+
+def rule_of(method: str, **keys) -> AggregationRule:
+    """The rule of a job file with these keys of ``aggregation``."""
+    return rule_for(AggregationSection(method=method, **keys))
 
 
 class MemorySink:

@@ -9,7 +9,7 @@ import folding
 import numpy as np
 import pytest
 import torch
-from folding import fold, fold_into, shifted, update
+from folding import fold, fold_into, rule_of, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import (
@@ -65,9 +65,7 @@ AGGREGATORS = {
     "median": Aggregator(
         AggregationRule(method="median"), trimmed(lambda n: (n - 1) // 2), ignores_order=True
     ),
-    "trimmed_mean": Aggregator(
-        AggregationRule(method="trimmed_mean", trim=0.25), trimmed(lambda n: n // 4), True
-    ),
+    "trimmed_mean": Aggregator(rule_of("trimmed_mean", trim=0.25), trimmed(lambda n: n // 4), True),
 }
 
 WEIGHTS = (3.0, 1.0, 7.5, 0.25, 2.0, 16.0, 5.0, 1.5, 4.0)
@@ -99,7 +97,7 @@ def due(aggregator, values, like):
 
 def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
     # The bounded mean is the mean with a limit; and those that compare are in test_robust_rules.py.
-    compared = {name for name in METHODS if AggregationRule(name).compares}
+    compared = {name for name, method in METHODS.items() if method.compares}
     held = {each.rule.method for each in AGGREGATORS.values()}
     assert held == set(METHODS) - compared - {"norm_bounded_mean"}
 

@@ -6,21 +6,26 @@ import folding
 import numpy as np
 import pytest
 import torch
-from folding import fold
+from folding import fold, rule_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import as_bytes, assert_same_tensors
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
+from flstream.job.sections import METHODS
 
 RULES = {
-    "krum": AggregationRule("krum"),
-    "multi_krum": AggregationRule("multi_krum", byzantine=2, chosen=3),
-    "bulyan": AggregationRule("bulyan", byzantine=1),
-    "geometric_median": AggregationRule("geometric_median"),
+    "krum": rule_of("krum"),
+    "multi_krum": rule_of("multi_krum", byzantine=2, selected=3),
+    "bulyan": rule_of("bulyan", byzantine=1),
+    "geometric_median": rule_of("geometric_median"),
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def test_every_method_that_compares_updates_is_here():
+    assert set(RULES) == {name for name, method in METHODS.items() if method.compares}
 
 
 def krum_order(updates, byzantine):
@@ -56,15 +61,14 @@ def geometric_median(updates):
 
 def due(rule, updates):
     """What a rule's definition makes of rows of float64."""
-    count = len(updates)
+    count, byzantine = len(updates), rule.args.get("byzantine")
     match rule.method:
         case "krum" | "multi_krum":
-            byzantine = (count - 3) // 2 if rule.byzantine is None else rule.byzantine
-            chosen = 1 if rule.method == "krum" else rule.chosen or count - byzantine
-            return updates[np.sort(krum_order(updates, byzantine)[:chosen])].mean(axis=0)
+            byzantine = (count - 3) // 2 if byzantine is None else byzantine
+            selected = 1 if rule.method == "krum" else rule.args["selected"] or count - byzantine
+            return updates[np.sort(krum_order(updates, byzantine)[:selected])].mean(axis=0)
         case "bulyan":
-            byzantine = (count - 3) // 4 if rule.byzantine is None else rule.byzantine
-            return bulyan(updates, byzantine)
+            return bulyan(updates, (count - 3) // 4 if byzantine is None else byzantine)
     return geometric_median(updates)
 
 
@@ -89,12 +93,12 @@ def sent(values, params_type="FULL", base=ZEROS):
     "rule",
     [
         *RULES.values(),
-        AggregationRule("multi_krum"),
-        AggregationRule("krum", byzantine=0),
-        AggregationRule("bulyan"),
-        AggregationRule("bulyan", byzantine=0),
+        rule_of("multi_krum"),
+        rule_of("krum", byzantine=0),
+        rule_of("bulyan"),
+        rule_of("bulyan", byzantine=0),
     ],
-    ids=lambda rule: f"{rule.method}-{rule.byzantine}",
+    ids=lambda rule: f"{rule.method}-{rule.args.get('byzantine')}",
 )
 @given(count=st.integers(7, 15), seed=st.integers(0, 9999), full=st.booleans())
 @settings(max_examples=12, deadline=None)
@@ -151,10 +155,10 @@ def test_an_update_without_a_finite_norm_is_refused_by_name(rule, bad):
 @pytest.mark.parametrize(
     ("rule", "count", "sentence"),
     [
-        (AggregationRule("krum", byzantine=2), 6, "krum needs 7 or more updates where 2 of them"),
-        (AggregationRule("multi_krum"), 2, "multi_krum needs 3 or more updates where 0 of them"),
-        (AggregationRule("bulyan", byzantine=2), 10, "bulyan needs 11 or more updates where 2 "),
-        (AggregationRule("multi_krum", chosen=8), 7, "multi_krum is to choose 8 updates, and "),
+        (rule_of("krum", byzantine=2), 6, "krum needs 7 or more updates where 2 of them"),
+        (rule_of("multi_krum"), 2, "multi_krum needs 3 or more updates where 0 of them"),
+        (rule_of("bulyan", byzantine=2), 10, "bulyan needs 11 or more updates where 2 "),
+        (rule_of("multi_krum", selected=8), 7, "multi_krum is to choose 8 updates, and "),
     ],
 )
 def test_too_few_updates_fail_the_fold_with_what_is_needed(rule, count, sentence):

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from folding import rule_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly_cases import first_and_nightly
@@ -25,7 +26,7 @@ RULES = [
     AggregationRule(),
     AggregationRule(method="median"),
     AggregationRule(clip_norm=1.0),
-    AggregationRule(method="krum"),
+    rule_of("krum"),
 ]
 
 
@@ -50,7 +51,7 @@ def test_a_step_is_a_multiple_of_16_bytes_and_2_mib_at_most(
 def test_the_least_budget_still_has_room_for_steps_of_some_length(code, budget):
     layout = Layout.of([("a", code, (4 * MIB,))])
     cases = [(AggregationRule(), 4, False), (AggregationRule(), 1000, True)]
-    for rule, updates, summing in [*cases, (AggregationRule("krum"), 3, False)]:
+    for rule, updates, summing in [*cases, (rule_of("krum"), 3, False)]:
         how = {"updates": updates, "memory_budget": budget, "summing": summing}
         assert plan_step(layout, rule, **how) >= (4 if rule.compares else 8) << 10
 
@@ -115,11 +116,11 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
     [
         (AggregationRule(method="median"), 4, 4 * MIB),
         (AggregationRule(method="median"), 64, 4 * MIB),
-        (AggregationRule(method="trimmed_mean", clip_norm=1.0), 100, 8 * MIB),
+        (rule_of("trimmed_mean", clip_norm=1.0), 100, 8 * MIB),
         (AggregationRule(method="median"), 1000, 48 * MIB),
-        (AggregationRule(method="krum"), 16, 4 * MIB),
-        (AggregationRule(method="bulyan"), 100, 8 * MIB),
-        (AggregationRule(method="geometric_median", clip_norm="median"), 64, 8 * MIB),
+        (rule_of("krum"), 16, 4 * MIB),
+        (rule_of("bulyan"), 100, 8 * MIB),
+        (rule_of("geometric_median", clip_norm="median"), 64, 8 * MIB),
         (AggregationRule(), 300, 4 * MIB),
         (AggregationRule(clip_norm=1.0), 64, 4 * MIB),
     ],

@@ -195,7 +195,9 @@ def test_the_job_file_says_which_rule():
     assert rule_for(AggregationSection()) == AggregationRule(include=[".*"], exclude=[])
     given = {"clip_norm": 3.0, "include": ["a"], "exclude": ["b"], "on_nonfinite": "allow"}
     section = AggregationSection(method="multi_krum", byzantine=1, selected=2, **given)
-    assert rule_for(section) == AggregationRule("multi_krum", byzantine=1, chosen=2, **given)
+    assert rule_for(section) == AggregationRule(
+        "multi_krum", {"byzantine": 1, "selected": 2}, **given
+    )
     bounded = AggregationSection(method="norm_bounded_mean", clip_norm="median")
     assert rule_for(bounded) == rule_for(AggregationSection(clip_norm="median"))
 

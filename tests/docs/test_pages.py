@@ -27,6 +27,7 @@ from flstream.job.stage import find_workflow
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import DownloadOptions
 from flstream.streaming.refs import OfferOptions
+from flstream.workflows.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -140,6 +141,8 @@ def test_tables_have_whatever_there_is():
 
     assert rows("filters") == set(filter_sections.BUILT_IN)
     assert rows("fewer-bytes") >= set(codec_sections.BUILT_IN)
+    workflows = re.findall(r"^\| \[?`(\w+)`", page("workflows").partition("## ")[0], re.MULTILINE)
+    assert set(workflows) == set(BUILT_IN)
     assert rows("cluster") == set(get_args(Engine))
     left_out = {"ExchangeFormat", "FrameworkType", "TransferType", "Recipe"}
     assert [name for name in {*recipe.__all__} - left_out if name not in page("python")] == []

@@ -15,6 +15,7 @@ from matrix_rows import ROWS, VICTIMS
 from matrix_runs import overrides_of, recorded, run
 from nightly_cases import first_and_nightly
 
+from flstream.job.sections import METHODS
 from flstream.telemetry.halts import POINTS
 
 ENGINES = ("inline", "local")
@@ -31,11 +32,15 @@ OURS = re.compile(
 """Names of the files that a finished run has, as documented."""
 
 
+COMPARED = [name for name, method in METHODS.items() if method.compares]
+FOLDED_AT_ONCE = [
+    name for name, method in METHODS.items() if not (method.compares or method.is_weighted)
+]
 ALIKE = (
     ("fedavg", "fedprox", "diff", "numpy", "weights", "excluded"),
     ("clipped", "norm_bounded_mean"),
-    ("median", "trimmed_mean", "own aggregator"),
-    ("krum", "multi_krum", "bulyan", "geometric_median"),
+    (*FOLDED_AT_ONCE, "own aggregator"),
+    tuple(COMPARED),
     ("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
     ("private", "private adaptive"),
     ("cast up", "int8 up", "int4 up", "own codec up"),

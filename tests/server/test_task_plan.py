@@ -12,10 +12,12 @@ from flstream.server.task_plan import TaskPlan, plan_task
 MIB = 1 << 20
 
 
-def plan(count, parallel, model, cohort=None, is_ranked=False, at_site=False, **network):
+def plan(count, parallel, model, cohort=None, needs_all_updates=False, at_site=False, **network):
     job = a_job(clients={"count": count, "parallel": parallel}, network=network)
     layout = Layout.of([("w", "U8", (model,))])
-    return plan_task(job, layout, cohort or count, is_ranked=is_ranked, at_site=at_site)
+    return plan_task(
+        job, layout, cohort or count, needs_all_updates=needs_all_updates, at_site=at_site
+    )
 
 
 GROUPED = TaskPlan(False, 1, False, True, 4)
@@ -60,11 +62,11 @@ def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
     parallel=st.integers(1, 16),
     model=st.integers(0, 64 * MIB),
     part=st.floats(0, 1),
-    is_ranked=st.booleans(),
+    needs_all_updates=st.booleans(),
 )
-def test_what_waits_is_bounded_whatever_the_cohort(count, parallel, model, part, is_ranked):
+def test_what_waits_is_bounded_whatever_the_cohort(count, parallel, model, part, needs_all_updates):
     cohort = max(1, round(part * count))
-    planned = plan(count, parallel, model, cohort, is_ranked)
+    planned = plan(count, parallel, model, cohort, needs_all_updates)
     assert planned.sites >= 1
     if planned.own:
         assert parallel >= count
@@ -76,7 +78,7 @@ def test_what_waits_is_bounded_whatever_the_cohort(count, parallel, model, part,
     else:
         assert planned.sites == 1
     if planned.group:
-        assert not is_ranked
+        assert not needs_all_updates
         # Two workers' worth at least, so that nobody waits for the fold.
         assert planned.group >= 2 * parallel
         assert planned.group < cohort

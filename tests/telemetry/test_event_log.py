@@ -1,6 +1,7 @@
 """Events come back as they were written, a line each."""
 
 import json
+import math
 import os
 import resource
 from collections.abc import Mapping, Sequence
@@ -39,23 +40,23 @@ PLAIN = {
 }
 
 
-def values(kind: Any) -> st.SearchStrategy[Any]:
+def values(kind: Any, plain: Mapping[Any, Any] = PLAIN) -> st.SearchStrategy[Any]:
     """Any value of the type of an event's field, or any event of a kind."""
     origin, args = get_origin(kind), get_args(kind)
-    if kind in PLAIN:
-        return PLAIN[kind]
+    if kind in plain:
+        return plain[kind]
     if origin is Literal:
         return st.sampled_from(args)
     if isinstance(kind, UnionType):
-        return st.one_of(*map(values, args))
+        return st.one_of(*(values(each, plain) for each in args))
     if origin in (dict, Mapping):
-        return st.dictionaries(st.text(), values(args[1]), max_size=3)
+        return st.dictionaries(st.text(), values(args[1], plain), max_size=3)
     if origin is tuple:
-        return st.tuples(*map(values, args))
+        return st.tuples(*(values(each, plain) for each in args))
     if origin in (list, Sequence):
-        return st.lists(values(args[0]), max_size=3)
+        return st.lists(values(args[0], plain), max_size=3)
     return st.builds(
-        kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)}
+        kind, **{field.name: values(field.type, plain) for field in msgspec.structs.fields(kind)}
     )
 
 
@@ -66,6 +67,29 @@ def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
     event = data.draw(values(kind))
     [line] = encode_lines([event]).splitlines()
     assert decode_event(line) == event
+
+
+NOT_FINITE = {**PLAIN, float: st.sampled_from([0.5, math.nan, math.inf, -math.inf])}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=settings().max_examples // 4)
+@given(st.data())
+def test_a_line_with_a_number_that_is_not_finite_can_be_read_or_is_not_written(kind, data):
+    event = data.draw(values(kind, NOT_FINITE))
+    event.time = 1.5
+    try:
+        [line] = encode_lines([event]).splitlines()
+    except SimulationError:
+        return
+    decode_event(line)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_event_that_must_have_a_finite_number_is_refused_by_name(bad, path):
+    with EventLog(path) as log, pytest.raises(SimulationError, match=r"an event warned .*\.time"):
+        log.write(Warned(time=bad, message="why"))
+    assert path.read_bytes() == b""
 
 
 def test_a_flipped_bit_changes_no_event_in_silence():
