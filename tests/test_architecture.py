@@ -36,8 +36,8 @@ ROOMS = (
 )
 # Anyone may import these, and they import no room.
 LEAVES = ("debugging", "errors", "text", "units")
-# It starts the command line, and so stands above all rooms.
-ABOVE = ("__main__.py",)
+# They start the command line, or import the Python face once it is used: they are above all rooms.
+ABOVE = ("__init__.py", "__main__.py")
 
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
