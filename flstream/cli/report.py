@@ -27,12 +27,24 @@ def report(
             show_default="RUN/report.html; of several, comparison.html",
         ),
     ] = None,
+    group_by: Annotated[
+        str,
+        typer.Option(
+            metavar="KEYS",
+            help="Dotted keys with commas: runs with the same values are one line with a band.",
+            show_default="all keys but that of --over",
+        ),
+    ] = "",
+    over: Annotated[
+        str, typer.Option(metavar="KEY", help="The key in which the runs of a line differ.")
+    ] = "seed",
 ) -> None:
     """Make a run's page anew, compare several runs on one page, or list all runs of a folder.
 
     A page is one file that loads nothing: metrics over rounds, memory over time, where the time
     went, transfers, sites, settings, versions. Any run can be reported, however it ended. Runs that
-    differ in their seed alone are compared by their mean and spread. Prints the path of the page.
+    differ in their seed alone are compared by their mean and spread. A comparison has a CSV file
+    beside it. Prints the path of the page.
     """
     from flstream.report.console import make_console
     from flstream.report.page import write_index, write_page
@@ -41,5 +53,6 @@ def report(
     if len(runs) == 1 and runs[0].is_dir() and not RunDirectory(runs[0]).is_run:
         path = write_index(runs[0], output)
     else:
-        path = write_page(runs, output)
+        keys = [key.strip() for key in group_by.split(",") if key.strip()]
+        path = write_page(runs, output, group_by=keys, over=over)
     make_console().out(str(path), highlight=False)

@@ -205,6 +205,20 @@ def words(schema: Schema) -> str:
     return f"{kind} {' and '.join(map(' '.join, ends.items()))}".rstrip()
 
 
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return the shortest ends of dotted keys that tell them apart: ``lr`` of ``train.args.lr``."""
+    keys, short = list(keys), {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+        others = [other for other in keys if other != key]
+        short[key] = next(
+            (end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)),
+            key,
+        )
+    return short
+
+
 def nearest_keys(unknown: str, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the keys or sections that a user most likely meant by an unknown key.
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flstream.errors import UsageError
+from flstream.job.keys import flat
+from flstream.job.problems import join
 from flstream.text import shortened
 
 if TYPE_CHECKING:
@@ -55,6 +57,16 @@ def render_values(values: Mapping[str, Any]) -> str:
         values: Values by key; a section is a mapping. They are not checked.
     """
     return "\n".join(_lines(values, None, 0)) + "\n"
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values of a job file as HOCON, those of arguments of own code one by one."""
+    settings = {}
+    for key, value in flat(values):
+        arguments = value if isinstance(value, Mapping) and value else None
+        for name, inner in {"": value}.items() if arguments is None else arguments.items():
+            settings[join(key, str(name))] = render_value(inner)
+    return settings
 
 
 def render_job(job: Job) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import time
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report import run_charts as charts
 from flstream.report import views
-from flstream.report.metrics import UNSCORED, metrics_of
+from flstream.report.metrics import UNSCORED, metrics_of, values_by_round
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.table import Link, format_cell
 from flstream.report.text import counted, format_epsilon, format_metric
@@ -27,6 +29,7 @@ from flstream.runs.small_files import write_whole
 from flstream.text import brief_names, natural_key, printable
 from flstream.units import format_bytes, format_seconds
 
+_MOST_DETAILED = 20  # runs of a comparison whose memory, time and sites are shown
 _REFRESH_SECONDS = 5  # after which a browser loads the page of a run that is going on once more
 _GENERATOR = "flstream report"
 # Marks a page as written by flstream, and as one that refreshes itself.
@@ -36,15 +39,23 @@ _HEAD_BYTES = 512
 
 
 def write_page(
-    runs: Sequence[Path], output: Path | None = None, *, is_running: bool | None = None
+    runs: Sequence[Path],
+    output: Path | None = None,
+    *,
+    is_running: bool | None = None,
+    group_by: Sequence[str] = (),
+    over: str = "seed",
 ) -> Path:
-    """Write the page of a run, or of several to compare.
+    """Write the page of a run, or of several to compare, and beside that a CSV of these.
 
     Args:
         runs: Paths of run directories.
         output: Path of the page; None for ``report.html`` in the run directory, or for several
             runs ``comparison.html`` in the working directory.
         is_running: Whether the runs are going on; None to find out by their locks.
+        group_by: Dotted keys; runs with the same values are one line with a band. None of them for
+            runs that differ in ``over`` alone.
+        over: The key in which runs of a group differ.
 
     Returns:
         The path of the page.
@@ -55,9 +66,15 @@ def write_page(
     """
     own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
     path = output or own
-    records = [read_run(run, is_running=is_running) for run in runs]
+    has_several = len(runs) > 1
+    records = [read_run(run, is_running=is_running, is_one_of_many=has_several) for run in runs]
+    for key in group_by:
+        if not any(key in record.values for record in records):
+            raise UsageError(f"--group-by {key}: no run has this setting; name a dotted key")
     _check_replaceable(path)
-    _write(path, run_page(records))
+    _write(path, run_page(records, path, group_by, over))
+    if has_several:
+        write_whole(path.with_suffix(".csv"), _comparison_csv(records))
     return path
 
 
@@ -104,7 +121,7 @@ def runs_below(folder: Path) -> list[RunRecord]:
             f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
-    return [read_run(events.parent) for events in journals]
+    return [read_run(events.parent, is_one_of_many=True) for events in journals]
 
 
 class PageRun(NamedTuple):
@@ -115,25 +132,66 @@ class PageRun(NamedTuple):
     color: str
 
 
-def run_page(runs: Sequence[RunRecord]) -> str:
-    """Render the page of one run, or of several to compare, as HTML."""
+def run_page(
+    runs: Sequence[RunRecord],
+    path: Path | None = None,
+    group_by: Sequence[str] = (),
+    over: str = "seed",
+) -> str:
+    """Render the page of one run, or of several to compare, as HTML; links start at its path."""
     labels = run_labels([run.path for run in runs])
     only = runs[0] if len(runs) == 1 else None
     metrics = metrics_of([run.summary for run in runs])
+    groups = charts.run_groups(runs, labels, group_by, over)
+    shown = charts.leading(groups, runs)
+    group_colors = {group.label: charts.series_color(at) for at, group in enumerate(shown)}
+    colors = {at: group_colors.get(group.label, "") for group in groups for at in group.runs}
+    folder = None if path is None else path.absolute().parent
+    names = [Link(label, _address(run, folder)) for label, run in zip(labels, runs, strict=True)]
     memory_top, seconds_top = (None, None) if only else _common_tops(runs)
     return _render(
         "page.html",
         is_running=only is not None and only.status == "running",
         run=only,
         title=printable(only.name) if only else f"{len(runs)} runs side by side",
-        parts=[PageRun(run, labels[at], charts.series_color(at)) for at, run in enumerate(runs)],
-        groups=charts.seed_groups(runs),
+        parts=[PageRun(run, labels[at], colors[at]) for at, run in enumerate(runs)],
+        names=names,
+        groups=groups,
+        group_colors=group_colors,
+        charts_left_out=len(groups) - len(shown),
+        over=over,
+        has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
         is_received=any(run.summary.evaluate == "received" for run in runs),
         memory_top=memory_top,
         seconds_top=seconds_top,
     )
+
+
+def _address(run: RunRecord, folder: Path | None) -> str:
+    """Return the relative address of a run's own page, if it has one."""
+    page = RunDirectory(run.path).report
+    is_linked = folder is not None and page.exists()
+    return quote(os.path.relpath(page, folder)) if is_linked else ""
+
+
+def _comparison_csv(runs: Sequence[RunRecord]) -> str:
+    """Return a line for each run: what it differs in, how it ended, and its scores."""
+    keys = charts.differing_keys(runs, over="")
+    metrics = metrics_of([run.summary for run in runs])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    heads = [metric.title for metric in metrics]
+    writer.writerow(["run", *keys, "status", "rounds", "best", "seconds", "digest", *heads])
+    for run in runs:
+        summary, last = run.summary, list(values_by_round(run.summary).values())[-1:]
+        best = "" if summary.best is None else summary.best.value
+        facts = [run.status, summary.rounds_completed, best, run.seconds, summary.model.digest]
+        scores = [last[0].get(metric, "") if last else "" for metric in metrics]
+        values = [run.values.get(key, "").strip('"') for key in keys]
+        writer.writerow([str(run.path), *values, *facts, *scores])
+    return text.getvalue()
 
 
 def _common_tops(runs: Sequence[RunRecord]) -> tuple[float, float | None]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from statistics import mean
+from typing import NamedTuple
 
 import numpy as np
 
+from flstream.job.keys import short_keys
 from flstream.report.drawing import (
     BLUE,
     GREEN,
@@ -36,6 +39,7 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
+_MOST_LINES, _MOST_KEYS, _LABEL = 8, 4, 40
 
 
 def series_color(index: int) -> str:
@@ -43,51 +47,110 @@ def series_color(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
-def seed_groups(runs: Sequence[RunRecord]) -> list[list[int]]:
-    """Group runs that differ in their seed alone, by their indices."""
+class RunGroup(NamedTuple):
+    """Runs that a chart shows as one line, by their indices, and the label of that."""
+
+    label: str
+    runs: Sequence[int]
+
+
+def run_groups(
+    runs: Sequence[RunRecord],
+    labels: Sequence[str],
+    group_by: Sequence[str] = (),
+    over: str = "seed",
+) -> list[RunGroup]:
+    """Group runs that differ in one key alone, or those with the same values of some keys.
+
+    Args:
+        runs: The runs.
+        labels: Their labels.
+        group_by: Dotted keys by whose values runs are grouped; none for all keys but ``over``.
+        over: Key that tells the runs of a group apart.
+
+    Returns:
+        The groups; a group of several is labelled by the settings in which groups differ.
+    """
     groups: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
-        settings = tuple((k, s.value) for k, s in run.settings.items() if k != "seed")
-        same = groups.get(settings, [])
-        is_new = any(runs[other].summary.seed == run.summary.seed for other in same)
+        if group_by:
+            groups.setdefault(tuple(run.values.get(key) for key in group_by), []).append(index)
+            continue
+        values = tuple((key, value) for key, value in run.values.items() if key != over)
+        place = run.values.get(over)
+        is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
         # A run without settings is like no other, and nor is a repetition.
-        groups.setdefault(index if is_new or not settings else settings, []).append(index)
-    return list(groups.values())
+        groups.setdefault(index if is_new or not values else values, []).append(index)
+    members = list(groups.values())
+    keys = list(group_by) or differing_keys([runs[group[0]] for group in members], over)
+    short = short_keys(keys)
+
+    def label(group: Sequence[int]) -> str:
+        values = runs[group[0]].values
+        texts = {key: values.get(key, "-").strip('"') for key in keys}
+        named = ", ".join(f"{short[key]}={text}" for key, text in texts.items())
+        is_named = named and (group_by or len(members) < len(runs))
+        return printable(named) if is_named else labels[group[0]]
+
+    return [RunGroup(label(group), group) for group in members]
 
 
-def metric_charts(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Chart]:
-    """Draw a chart for each metric: a line for each run, or seeds' mean and spread."""
+def differing_keys(runs: Sequence[RunRecord], over: str = "seed") -> list[str]:
+    """Return the keys but one in whose values runs differ, at most four."""
+    keys = [key for key in runs[0].values if key != over and all(key in run.values for run in runs)]
+    return [key for key in keys if len({run.values[key] for run in runs}) > 1][:_MOST_KEYS]
+
+
+def leading(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> list[RunGroup]:
+    """Return the groups that charts show: at most eight, those with the best mean score."""
+    if len(groups) <= _MOST_LINES:
+        return list(groups)
+    modes = (value for key, value in runs[0].values.items() if key.endswith("key_metric_mode"))
+    sign = 1 if '"min"' in modes else -1
+
+    def place(group: RunGroup) -> float:
+        scores = [best.value for at in group.runs if (best := runs[at].summary.best) is not None]
+        return sign * mean(scores) if scores else math.inf
+
+    ranked = sorted(groups, key=place)[:_MOST_LINES]
+    return [group for group in groups if group in ranked]
+
+
+def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[Chart]:
+    """Draw a chart for each metric: a line for each run, or the mean and spread of a group."""
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [values_by_round(run.summary) for run in runs]
-    groups = seed_groups(runs)
+    shown = leading(groups, runs)
 
     def points(index: int, metric: Metric) -> tuple[Values, Values]:
         values = {number: row[metric] for number, row in rounds[index].items() if metric in row}
         return list(values), list(values.values())
 
-    def curves(metric: Metric, group: Sequence[int]) -> list[Curve]:
-        lines = [line for line in (points(index, metric) for index in group) if line[0]]
-        color, name = series_color(group[0]), _short(labels[group[0]])
+    def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
+        lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
+        color, name = series_color(place), elide(group.label, _LABEL)
         if len(lines) > 1:
             places, means, _, _, deviations = band_of(lines)
-            label = f"{name}, " if len(runs) > len(group) else ""
-            label += f"mean of {counted(len(lines), 'seed')}"
+            label = f"{name}, " if len(runs) > len(group.runs) else ""
+            label += f"mean of {counted(len(lines), 'run')}"
             low, high = means - deviations, means + deviations
-            band = Curve("\N{PLUS-MINUS SIGN} sd", places, high, color, lows=low)
-            thin = [Curve("", *line, color, 0.6) for line in lines]
+            band = Curve(
+                "\N{PLUS-MINUS SIGN} sd" if place == 0 else "", places, high, color, lows=low
+            )
+            thin = [Curve("", *line, color, 0.6) for line in lines if len(shown) == 1]
             return [band, *thin, Curve(label, places, means, color)]
-        best = runs[group[0]].summary.best
+        best = runs[group.runs[0]].summary.best
         is_key = best is not None and metric == ("", best.metric)
         mark = best.round if best is not None and is_key else None
         # Lower lines are thicker, so that those of equal runs are all visible.
-        width = 1.8 + 1.4 * min(len(runs) - 1 - group[0], 3)
+        width = 1.8 + 1.4 * min(len(shown) - 1 - place, 3)
         label = name if len(runs) > 1 else ""
         return [Curve(label, *line, color, width, best=mark) for line in lines]
 
     return [
         curve_chart(
             metric.title,
-            [curve for group in groups for curve in curves(metric, group)],
+            [curve for place, group in enumerate(shown) for curve in curves(metric, group, place)],
             "count",
             "metric",
             x_title="round",

@@ -19,7 +19,7 @@ from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
 from flstream.job.keys import flat, keys_in
-from flstream.job.values import render_value
+from flstream.job.values import render_value, settings_of
 from flstream.report.memory_curves import HELPERS, MemoryCurves, RunningClock, read_memory
 from flstream.report.text import counted
 from flstream.runs.history import History
@@ -101,7 +101,8 @@ class RunRecord:
     split: Mapping[str, Mapping[str, int]]  # examples by label at each site that recorded them
     resumed_at: Sequence[float]  # seconds of running time
     seconds: float  # for which the run was going on
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, Setting]  # of one run alone: to read them takes a sixth of a second
+    values: Mapping[str, str]  # of the settings, as HOCON
     versions: Mapping[str, str]  # that the run had, by name
     notes: Sequence[str]  # sentences about what is missing or damaged
     cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by scoring site and owner
@@ -122,8 +123,13 @@ class RunRecord:
         }
 
 
-def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
-    """Read a run directory; by default, its lock shows whether the run goes on."""
+def read_run(
+    path: Path, *, is_running: bool | None = None, is_one_of_many: bool = False
+) -> RunRecord:
+    """Read a run directory; by default, its lock shows whether the run goes on.
+
+    Of one of many runs, the meanings of settings are left out where the summary has the values.
+    """
     run = RunDirectory(path.absolute())
     try:
         if not run.is_run:
@@ -131,7 +137,8 @@ def read_run(path: Path, *, is_running: bool | None = None) -> RunRecord:
                 f"{path} is not a run directory: it has neither events.jsonl nor summary.json; "
                 "name the folder that flstream simulate made, such as runs/<job>-<time>"
             )
-        return _read(run, is_running=_is_locked(run) if is_running is None else is_running)
+        is_locked = _is_locked(run) if is_running is None else is_running
+        return _read(run, is_running=is_locked, is_one_of_many=is_one_of_many)
     except SimulationError as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -146,9 +153,8 @@ def _is_locked(run: RunDirectory) -> bool:
     return False
 
 
-def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
+def _read(run: RunDirectory, *, is_running: bool, is_one_of_many: bool) -> RunRecord:
     notes: list[str] = []
-    settings = _read_settings(run, notes)
     history, logged = _read_journal(run, notes)
     clock = RunningClock(history.sittings)
     memory = read_memory(run.memory, clock)
@@ -168,6 +174,8 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
             notes.append("There is no summary.json: the run was cut off before it wrote one.")
     if summary is None:
         summary = _summary_of_events(history, memory, clock)
+    has_values = is_one_of_many and bool(summary.settings)
+    settings, values = ({}, summary.settings) if has_values else _read_settings(run, notes)
     status = "unfinished" if summary.status == "running" else summary.status
     scores = dict[str, dict[str, dict[str, float | None]]]
     return RunRecord(
@@ -181,16 +189,19 @@ def _read(run: RunDirectory, *, is_running: bool) -> RunRecord:
         resumed_at=clock.starts[1:],
         seconds=summary.wall_seconds or clock.seconds,
         settings=settings,
+        values=values,
         versions=_read_json(run.versions, dict[str, str], notes) or {},
         notes=notes,
         cross_site=_read_json(run.cross_site_results, scores, notes) or {},
     )
 
 
-def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
+def _read_settings(
+    run: RunDirectory, notes: list[str]
+) -> tuple[dict[str, Setting], dict[str, str]]:
     """Read the job file alone, since files that it names may be gone."""
     if not run.job_file.exists():
-        return {}
+        return {}, {}
     try:
         hocon = read_hocon(run.job_file)
         if hocon.problems:
@@ -201,10 +212,10 @@ def _read_settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
             is_default = key is not None and not key.required and value == key.default
             meaning = "An argument of the workflow, as written." if key is None else key.meaning
             settings[name] = Setting(render_value(value), meaning.partition("\n")[0], is_default)
-        return settings
+        return settings, settings_of(hocon.values)
     except JobError as error:
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
-        return {}
+        return {}, {}
 
 
 def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -203,6 +204,10 @@ def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
     elif summary.model.bytes:
         yield "model", _path(run.checkpoint(summary.rounds_completed))
     yield "run directory", _path(run.path)
+    if summary.status != "finished":
+        path = shlex.quote(shown_path(run.path))
+        command = f"flstream simulate {path} --run-dir {path} --resume"
+        yield "resume with", Text(printable(command), no_wrap=True)
 
 
 def _scores(metrics: Mapping[str, float | None]) -> str:

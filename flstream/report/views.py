@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median_low, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flstream.report.metrics import Metric, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
@@ -16,6 +16,9 @@ from flstream.runs.history import PHASES, SiteRecord
 from flstream.runs.summary import RoundSummary, Summary
 from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
+
+if TYPE_CHECKING:
+    from flstream.report.run_charts import RunGroup
 
 _MOST_COLUMNS = 60  # labels or models that have a column
 # The names that NVFlare's readers look for say little to people.
@@ -189,8 +192,7 @@ def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
 def settings_tables(runs: Sequence[RunRecord], labels: Sequence[str]) -> tuple[Table, Table]:
     """Return the tables of the settings that jobs set or differ in, and of the rest."""
     if len(runs) > 1:
-        values = [{key: it.value for key, it in run.settings.items()} for run in runs]
-        return _compared(values, labels)
+        return _compared([run.values for run in runs], labels)
     columns = [Column("value", "text", 0, "value"), Column("meaning", "text", 1, "meaning")]
     settings = runs[0].settings.items()
     own = [setting for setting in settings if not setting[1].is_default]
@@ -222,7 +224,7 @@ def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
 
 
 def comparison_table(
-    runs: Sequence[RunRecord], labels: Sequence[str], colors: Sequence[str], *, spread: bool
+    runs: Sequence[RunRecord], names: Sequence[Link], colors: Sequence[str], *, spread: bool
 ) -> Table:
     """Return the table of compared runs, perhaps with rows of mean and spread."""
     rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
@@ -235,12 +237,12 @@ def comparison_table(
         Column(f"last {metric.title}", "metric", 3, last(metric))
         for metric in metrics_of([run.summary for run in runs])
     ]
-    items = zip(labels, runs, strict=True)
-    table = Table.of(Column("run", "name"), items, [*columns, *_COST_COLUMNS])
+    items = zip(names, runs, strict=True)
+    table = Table.of(Column("run", "link"), items, [*columns, *_COST_COLUMNS])
     cells = [row.cells for row in table.rows if isinstance(row, Row)]
     rows = [Row(row, color=color) for row, color in zip(cells, colors, strict=True)]
     for name, fold in (("mean", mean), ("standard deviation", stdev)) if spread else ():
-        sums: list[Any] = [name]
+        sums: list[Any] = [Link(name, "")]
         for column, values in list(zip(table.columns, zip(*cells, strict=True), strict=True))[1:]:
             is_number = column.kind in ("metric", "bytes", "duration") and None not in values
             sums.append(fold(values) if is_number else None)
@@ -266,6 +268,33 @@ _COST_COLUMNS = [
     Column("up", "bytes", 4, "summary.transfer.up.bytes"),
     Column("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
 ]
+
+
+def groups_table(
+    runs: Sequence[RunRecord],
+    groups: Sequence[RunGroup],
+    colors: Mapping[str, str],
+) -> Table:
+    """Return the table of groups of runs: mean and spread of the best and the last scores."""
+    last = [list(values_by_round(run.summary).values())[-1:] for run in runs]
+    metrics = [metric for metric in metrics_of([run.summary for run in runs]) if not metric.kind]
+    columns = [Column("group", "name"), Column("runs", "count")]
+    for title in ("best", *(f"last {metric.title}" for metric in metrics)):
+        columns += [Column(title, "metric", 1), Column(f"{title}, spread", "metric", 3)]
+    rows = []
+    for group in groups:
+        scores = [
+            [best.value for at in group.runs if (best := runs[at].summary.best) is not None],
+            *(
+                [row[metric] for at in group.runs for row in last[at] if metric in row]
+                for metric in metrics
+            ),
+        ]
+        cells: list[Any] = [group.label, len(group.runs)]
+        for values in scores:
+            cells += [mean(values) if values else None, stdev(values) if values[1:] else None]
+        rows.append(Row(cells, color=colors.get(group.label, "")))
+    return Table(columns, rows)
 
 
 def across_sites_tables(run: RunRecord) -> list[Table]:

@@ -130,6 +130,7 @@ class Summary(msgspec.Struct):
             last.
         evaluate: Way that the last workflow scores models: ``task`` or ``received``.
         network: Emulated link of each site by name, in bits a second and seconds; none without.
+        settings: Values of the job file's keys by their dotted names, as HOCON.
     """
 
     status: Status = "running"
@@ -151,6 +152,7 @@ class Summary(msgspec.Struct):
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
     wall_seconds: float = 0.0
     network: dict[str, LinkFacts] | UnsetType = UNSET
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def privacy(self) -> PrivacySpent | None:

@@ -15,8 +15,8 @@ from flstream.units import format_seconds
 if TYPE_CHECKING:
     from flstream.server.collected_updates import CollectedUpdate
 
-# Most failed sites that an error message lists with their reasons.
-_MOST_NAMED = 100
+# Most reasons of failed sites in an error message.
+_MOST_REASONS = 100
 
 START_KEY = "workflow.args.start_task_timeout"
 """The key whose value a site has exceeded that did not acknowledge a task in time."""
@@ -113,14 +113,19 @@ class ResultCollector:
         }
 
     def reasons(self) -> str:
-        """Failed sites with their reasons, as a clause; the first 100, and how many more."""
-        named = [
-            f"{site}: {shortened(reason, MOST_QUOTED)}; its log is sites/{site}/log.txt"
-            for site, reason in islice(self.failures.items(), _MOST_NAMED)
-        ]
-        if len(self.failures) > len(named):
-            named.append(f"and {len(self.failures) - len(named)} more, which summary.json names")
-        return "; ".join(named)
+        """Failed sites, those with the same reason together, with the first 100 reasons."""
+        by_reason: dict[str, list[str]] = {}
+        for site, reason in self.failures.items():
+            by_reason.setdefault(shortened(reason, MOST_QUOTED), []).append(site)
+        clauses = []
+        for reason, sites in islice(by_reason.items(), _MOST_REASONS):
+            logs = f"its log is sites/{sites[0]}/log.txt"
+            if len(sites) > 1:
+                logs = f"their logs are as sites/{sites[0]}/log.txt"
+            clauses.append(f"{brief_names(sites)}: {reason}; {logs}")
+        if (more := len(by_reason) - _MOST_REASONS) > 0:
+            clauses.append(f"and {more} more, which summary.json names")
+        return "; ".join(clauses)
 
     @property
     def late(self) -> Sequence[str]:

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from flstream.errors import UsageError
+from flstream.job.keys import short_keys
 from flstream.job.values import render_value
 
 MOST_POINTS = 10_000
@@ -78,20 +79,6 @@ def grid(axes: Axes, seed: int, seeds: int) -> list[Point]:
             again = f",{names[name]}" if names[name] > 1 else ""
             points.append(Point(name + again, values, number))
     return points
-
-
-def short_keys(keys: Sequence[str] | Axes) -> dict[str, str]:
-    """Return the shortest ends of dotted keys that tell them apart: ``lr`` of ``train.args.lr``."""
-    short = {}
-    for key in keys:
-        parts = key.split(".")
-        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
-        others = [other for other in keys if other != key]
-        short[key] = next(
-            (end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)),
-            key,
-        )
-    return short
 
 
 def shown(value: Any) -> str:

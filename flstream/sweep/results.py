@@ -11,11 +11,12 @@ from statistics import mean, stdev
 from typing import Any
 
 from flstream.errors import SimulationError
+from flstream.job.keys import short_keys
 from flstream.report.page import write_page
 from flstream.report.table import Column, Row, Table
 from flstream.report.text import counted, format_metrics
 from flstream.runs.small_files import write_whole
-from flstream.sweep.grid import short_keys, shown
+from flstream.sweep.grid import shown
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.units import format_seconds
 

@@ -301,8 +301,59 @@ def test_runs_that_differ_in_their_seed_alone_are_a_mean_with_its_spread(tmp_pat
     column = page.rows[accuracy].index("last accuracy") - 1
     assert page.by_name["mean"][column] == "0.8000"
     assert page.by_name["standard deviation"][column] == "0.1000"
-    assert "mean of 3 seeds 0.8000" in page.text
+    assert "mean of 3 runs 0.8000" in page.text
     assert page.by_name["seed"] == ["1", "2", "3"]
+
+
+def swept(folder, count, rates=("0.1", "1.0")):
+    """Run directories that differ in a rate and in their seed."""
+    paths = []
+    for number in range(count):
+        path = finished_run(folder / f"run-{number}")
+        record = read_run(path)
+        rate, seed = rates[number % len(rates)], number // len(rates)
+        settings = {"train.args.lr": rate, "seed": str(seed), "rounds": "9"}
+        metrics = [
+            {**row, "accuracy": float(rate) / 10 + seed / 1000} for row in record.summary.metrics
+        ]
+        best = replace(record.summary.best, value=float(rate))
+        summary = replace(record.summary, seed=seed, metrics=metrics, settings=settings, best=best)
+        (path / "summary.json").write_text(summary.to_json())
+        (path / "report.html").write_text("its own page")
+        paths.append(path)
+    return paths
+
+
+def test_groups_of_runs_have_their_mean_and_spread_and_a_csv_file(tmp_path):
+    path = write_page(swept(tmp_path, 6), tmp_path / "study.html", group_by=["train.args.lr"])
+    page = Page(path.read_text())
+    head = next(row for row in page.rows if row[0] == "group")
+    column = head.index("last accuracy") - 1
+    assert page.by_name["lr=1.0"][column : column + 2] == ["0.1010", "0.0010"]
+    assert page.by_name["lr=0.1"][0] == "3"
+    assert "lr=1.0, mean of 3 runs 0.1010" in page.text
+    assert 'href="run-0/report.html"' in path.read_text()
+    lines = path.with_suffix(".csv").read_text().splitlines()
+    assert lines[0].startswith("run,train.args.lr,seed,status,")
+    assert len(lines) == 7
+
+
+def test_a_chart_has_the_eight_best_groups_and_the_details_of_many_runs_are_on_their_pages(
+    tmp_path,
+):
+    rates = [f"{number}.0" for number in range(1, 12)]
+    path = write_page(swept(tmp_path, 22, rates), tmp_path / "study.html")
+    page = Page(path.read_text())
+    assert "lr=11.0, mean of 2 runs" in page.text
+    assert "lr=3.0, mean of" not in page.text
+    assert "The 8 best of 11 are drawn" in page.text
+    assert "are on the page of each run" in page.text
+    assert page.by_name["lr=3.0"][0] == "2"
+
+
+def test_a_key_that_no_run_has_groups_nothing(tmp_path):
+    with pytest.raises(UsageError, match=r"--group-by train\.args\.rate"):
+        write_page(swept(tmp_path, 2), tmp_path / "study.html", group_by=["train.args.rate"])
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above():

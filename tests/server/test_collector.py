@@ -55,11 +55,21 @@ def test_of_very_many_that_failed_some_are_named_and_the_rest_counted():
     cohort = [f"site-{number}" for number in range(1, 1001)]
     collector = ResultCollector("train round 1", cohort, least=0)
     for site in cohort:
-        collector.fail(site, "it died")
+        collector.fail(site, f"it died of {site}")
     told = collector.reasons()
     assert "site-100: it died" in told
     assert "site-101: it died" not in told
     assert told.endswith("; and 900 more, which summary.json names")
+
+
+def test_sites_with_the_same_error_are_named_together():
+    collector = ResultCollector("train round 1", COHORT, least=0)
+    for site in COHORT:
+        collector.fail(site, "it lied" if site == "site-2" else "it died")
+    assert collector.reasons() == (
+        "site-1, site-3, site-4: it died; their logs are as sites/site-1/log.txt; "
+        "site-2: it lied; its log is sites/site-2/log.txt"
+    )
 
 
 def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):

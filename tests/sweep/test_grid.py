@@ -3,7 +3,8 @@
 import pytest
 
 from flstream.errors import UsageError
-from flstream.sweep.grid import grid, parse_axis, short_keys
+from flstream.job.keys import short_keys
+from flstream.sweep.grid import grid, parse_axis
 
 
 @pytest.mark.parametrize(
