@@ -225,7 +225,7 @@ def import_once(where: str) -> ModuleType:
     the code prints goes to stderr.
     """
     if where in sys.modules:
-        return sys.modules[where]
+        return importlib.import_module(where)  # waits where another thread is importing it
     with redirect_stdout(sys.stderr):
         if not where.endswith(".py"):
             return importlib.import_module(where)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flstream.errors import UsageError
-from flstream.job.keys import flat
 from flstream.job.problems import join
 from flstream.text import shortened
 
@@ -59,13 +58,15 @@ def render_values(values: Mapping[str, Any]) -> str:
     return "\n".join(_lines(values, None, 0)) + "\n"
 
 
-def settings_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of a job file as HOCON, those of arguments of own code one by one."""
-    settings = {}
-    for key, value in flat(values):
-        arguments = value if isinstance(value, Mapping) and value else None
-        for name, inner in {"": value}.items() if arguments is None else arguments.items():
-            settings[join(key, str(name))] = render_value(inner)
+def settings_of(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
+    """Return the values of a job file as HOCON by their dotted names, those of sections within."""
+    settings: dict[str, str] = {}
+    for name, value in values.items():
+        key = join(above, str(name))
+        if isinstance(value, Mapping) and value:
+            settings |= settings_of(value, key)
+        else:
+            settings[key] = render_value(value)
     return settings
 
 

@@ -153,7 +153,7 @@ def test_workers_that_are_replaced_leave_nothing_behind_in_the_server(outfit):
     until = time.monotonic() + 30  # the thread of each connection ends by itself
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < until:
         time.sleep(0.01)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # others may be closed meanwhile
     # Nor is anything kept of their names, of which there is one for each that was ever started.
     team.pool.close()
     assert there.was_let_go()
