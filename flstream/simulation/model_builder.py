@@ -8,8 +8,10 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
+import flstream
 from flstream.aggregation.ahead import WriteBehind
 from flstream.client.seeding import seed_everything
 from flstream.codecs.chain import chain_of
@@ -38,6 +40,9 @@ from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
+
+# The folder of this package, none of whose lines is to blame for what a factory raises.
+_PACKAGE = str(Path(flstream.__file__).parent)
 
 BUILDER = "model-builder"
 
@@ -164,12 +169,11 @@ def _made_on(model: ModelSection, seed: int, device: str | None) -> tuple[Layout
     except Exception as error:
         if device is None:  # on another one it may be tried in vain
             code_failed(error)
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise ModelError(
-            f"{factory} raised {type(error).__name__}: "
-            f"{shortened(str(error), MOST_OF_AN_ERROR)} "
-            f"({where.filename}, line {where.lineno})"
-        ) from error
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "check model.args"
+        text = " ".join(shortened(str(error), MOST_OF_AN_ERROR).split())
+        raise ModelError(f"{factory} raised {type(error).__name__}: {text} ({place})") from error
     # The others of a tuple are for training code, such as a tokenizer.
     parts = result if isinstance(result, tuple) and result else (result,)
     state = exchanged_state(parts[0]) if isinstance(parts[0], torch.nn.Module) else parts[0]

@@ -93,3 +93,11 @@ def test_code_of_ones_own_is_imported_whatever_it_prints_and_starts(flstream_her
     done = flstream_here("validate", path, "--json", "--set", "aggregation.method=mine.py:Rule")
     assert (done.returncode, done.stderr) == (0, "imported\n")
     assert json.loads(done.stdout)["fits"] is True
+
+
+def test_arguments_that_a_factory_does_not_take_are_blamed_on_the_job_file(
+    flstream_here, write_job
+):
+    done = flstream_here("validate", write_job(), "--set", "model.args.depth=1")
+    assert done.returncode == 2
+    assert "unexpected keyword argument 'depth' (check model.args)" in done.stderr

@@ -1,6 +1,7 @@
 """The tables at the end of a run hold its numbers, and fit the width they are given."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,13 @@ def test_at_40_columns_nothing_is_cut():
     lost = {word for word in wide.split() if word.isalpha() and word not in shown}
     assert all(any("..." in cell and cell[:3] == word[:3] for cell in shown) for word in lost)
     assert "ValueError:" in narrow
+
+
+def test_thousands_of_metrics_are_a_table_at_once_and_a_few_are_named():
+    summary = summary_of(rounds=2)
+    summary.metrics = [
+        {**row, **{f"metric{number}": 0.5 for number in range(20_000)}} for row in summary.metrics
+    ]
+    lines = printed(summary).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.search(r"not shown at this width: .* and [\d,]+ more", " ".join(lines))
