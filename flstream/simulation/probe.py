@@ -10,11 +10,9 @@ from __future__ import annotations
 import ast
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -32,7 +30,7 @@ from flstream.simulation.forecast import Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
-from flstream.worker.run_learner import Evaluates, Trains
+from flstream.worker.run_learner import Evaluates, Trains, with_facts
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -103,8 +101,7 @@ def _probed(job: Job) -> Probe:
         _import_modules_of(job.train.source)
     imports = Imports(shared, max(_private_bytes() - before, 0))
     if job.train.learner is not None:
-        args = job.train.args  # which are text for a script alone
-        _check_learner(job.train.learner, args if isinstance(args, dict) else {})
+        _check_learner(job)
     layout, differences = initial_layout(job.model, job.seed)
     return Probe(layout.plain_header[8:], imports, differences)
 
@@ -121,14 +118,17 @@ def _import_modules_of(source: Path) -> None:
         import_libraries([(one.module, one.names) for one in imports if not one.level])
 
 
-def _check_learner(named: str, args: Mapping[str, Any]) -> None:
+def _check_learner(job: Job) -> None:
+    named, args = job.train.learner or "", job.train.args
     where = f"train.learner {named}"
     with suppress(ModuleNotFoundError):  # which validate lists by itself
         try:
             learner = load(named)
             check(learner, where, Trains, Evaluates)
             with suppress(ValueError):  # of a class whose signature is not known
-                signature(learner).bind(**args)
+                facts = {"sites": job.clients.count, "seed": job.seed}
+                named_args = args if isinstance(args, dict) else {}  # text is for a script alone
+                signature(learner).bind(**with_facts(learner, named_args, facts))
         except (FlstreamError, ModuleNotFoundError):
             raise
         except TypeError as error:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +16,7 @@ from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter, knows_task
 from flstream.client.site_folder import enter_work_folder
 from flstream.errors import ClientError
-from flstream.job.code import check, make
+from flstream.job.code import check, load, make
 from flstream.worker.code import LearnerCode
 from flstream.worker.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed
@@ -36,6 +39,16 @@ class Evaluates(Protocol):
         """Score the received model."""
 
 
+def with_facts(
+    learner: Any, arguments: Mapping[str, Any], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a learner's arguments, with the facts of the job that its constructor asks for."""
+    wanted: Mapping[str, Any] = {}
+    with suppress(TypeError, ValueError):  # of a class whose signature is not known
+        wanted = signature(learner).parameters
+    return {name: fact for name, fact in facts.items() if name in wanted} | dict(arguments)
+
+
 def serve_learner(worker: Worker, code: LearnerCode) -> None:
     """Execute tasks with one learner until the server stops the worker.
 
@@ -47,7 +60,8 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
     try:
         # Draws that sites share are the same in each process.
         seed_everything(start_seed(info.seed, ""))
-        learner: Any = make(named, code.arguments)
+        facts = {"sites": info.clients, "seed": info.seed}
+        learner: Any = make(named, with_facts(load(named), code.arguments, facts))
         check(learner, f"train.learner {named}", Trains, Evaluates)
     except BaseException as error:
         log_traceback(error)

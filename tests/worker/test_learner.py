@@ -125,8 +125,13 @@ def test_the_learner_knows_its_site_and_may_log_for_it(learner):
         import flstream.client as flare
 
         class Mine(flare.Learner):
+            def __init__(self, sites, seed):
+                self.facts = sites, seed
+
             def train(self, model):
                 site = self.site
+                assert self.facts[0] == site.clients
+                assert isinstance(self.facts[1], int)
                 assert (site.name, site.index, site.round, site.seed) == ("site-7", 6, 4, 7)
                 assert (site.job, site.clients, site.total_rounds) == ("test", 9, 5)
                 assert flare.get_site_name() == model.meta["site_name"] == "site-7"
