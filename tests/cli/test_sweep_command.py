@@ -25,7 +25,7 @@ train.args { lr = 1 }
 """
 
 
-def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(write_job, tmp_path):
+def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, write_job, tmp_path):
     """Ctrl-C in the second run: nobody is trained twice, and no process is left."""
     path = write_job("import pause; pause.once()", TEXT)
     (path.parent / "pause.py").write_text(PAUSE)
@@ -42,10 +42,9 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(write_job, tmp_pa
     assert "same command" in errors
     assert psutil.wait_procs(processes, timeout=10)[1] == []
 
-    again = started(*words, "--json", cwd=tmp_path)
-    out, errors = again.communicate(timeout=120)
-    assert (again.returncode, errors) == (0, "")
-    content = json.loads(out)
+    again = flstream_here(*words, "--json")
+    assert (again.returncode, again.stderr) == (0, "")
+    content = json.loads(again.stdout)
     assert [run["status"] for run in content["runs"]] == ["finished"] * 3
     first = (tmp_path / "swept" / "lr=1" / "events.jsonl").read_text()
     assert "run_resumed" not in first
