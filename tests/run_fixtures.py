@@ -95,9 +95,22 @@ def shared_host_for(job: Job | None = None) -> ProcessHost:
     return SHARED_HOST
 
 
+class SharedHosts:
+    """Stands in for the fork servers of a sweep: the shared one, which stays."""
+
+    def of(self, job: Job) -> ProcessHost:
+        host = shared_host_for(job)
+        host.begin()
+        return host
+
+    def close(self) -> None:
+        SHARED_HOST.end_processes()
+
+
 def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every job of this process the shared process host."""
     monkeypatch.setattr(ProcessHost, "of", staticmethod(shared_host_for))
+    monkeypatch.setattr("flstream.sweep.running._Hosts", SharedHosts)
 
 
 class Jobs(NamedTuple):

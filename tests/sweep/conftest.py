@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from run_fixtures import SHARED_HOST, shared_host_for
+from run_fixtures import SharedHosts
 
 from flstream.job import Job, load_job
 from flstream.sweep import running
@@ -70,18 +70,6 @@ class Sweeps(NamedTuple):
             return load_job(self.folder / "job.conf", varied, settings)
 
         return Sweep(self.folder / into, job_of, dict(map(parse_axis, axes)), seeds, prune=prune)
-
-
-class SharedHosts:
-    """Stands in for the fork servers of a sweep: the shared one, which stays."""
-
-    def of(self, job: Job) -> object:
-        host = shared_host_for(job)
-        host.begin()
-        return host
-
-    def close(self) -> None:
-        SHARED_HOST.end_processes()
 
 
 def write_job(folder: Path) -> None:
