@@ -110,7 +110,13 @@ class SharedHosts:
 def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every job of this process the shared process host."""
     monkeypatch.setattr(ProcessHost, "of", staticmethod(shared_host_for))
+    share_host_in_sweeps(monkeypatch)
+
+
+def share_host_in_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every sweep of this process the shared process host, and its runs no page."""
     monkeypatch.setattr("flstream.sweep.running._Hosts", SharedHosts)
+    monkeypatch.setattr("flstream.sweep.running._POINT", "pageless_points:run_point")
 
 
 class Jobs(NamedTuple):

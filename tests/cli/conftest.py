@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from cli_support import TERMINAL
 from run_fixtures import share_host
 
 from flstream.__main__ import main
+from flstream.report import running
 
 JOB = """
 name = mini
@@ -54,7 +57,8 @@ def write_job(tmp_path):
 @pytest.fixture
 def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process draw no page, which takes longer than all else that they do."""
-    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
+    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
+    monkeypatch.setattr(running, "leave_page", lambda *_, **__: None)
 
 
 @pytest.fixture
