@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from cli_support import TERMINAL
 from run_fixtures import share_host
 
 from flstream.__main__ import main
-from flstream.report import running
 
 JOB = """
 name = mini
@@ -52,13 +49,6 @@ def write(folder: Path, line: str, text: str) -> Path:
 def write_job(tmp_path):
     """Return a function that writes a job whose clients do what a line says, and its path."""
     return lambda line="model.params['weight'] += 1", text="": write(tmp_path / "job", line, text)
-
-
-@pytest.fixture
-def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process draw no page, which takes longer than all else that they do."""
-    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
-    monkeypatch.setattr(running, "leave_page", lambda *_, **__: None)
 
 
 @pytest.fixture
