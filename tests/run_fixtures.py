@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, suppress
+from contextlib import chdir, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import pytest
 
 from flstream.engines.processes import SOURCE, ProcessHost, variables_of
 from flstream.job import Job, load_job
+from flstream.report import running
 from flstream.runs.resume import ResumePoint, plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
@@ -95,9 +97,35 @@ def shared_host_for(job: Job | None = None) -> ProcessHost:
     return SHARED_HOST
 
 
+class SharedHosts:
+    """Stands in for the fork servers of a sweep: the shared one, which stays."""
+
+    def of(self, job: Job) -> ProcessHost:
+        host = shared_host_for(job)
+        host.begin()
+        return host
+
+    def close(self) -> None:
+        SHARED_HOST.end_processes()
+
+
 def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every job of this process the shared process host."""
     monkeypatch.setattr(ProcessHost, "of", staticmethod(shared_host_for))
+    share_host_in_sweeps(monkeypatch)
+
+
+def share_host_in_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every sweep of this process the shared process host, and its runs no page."""
+    monkeypatch.setattr("flstream.sweep.running._Hosts", SharedHosts)
+    monkeypatch.setattr("flstream.sweep.running._POINT", "pageless_points:run_point")
+
+
+@pytest.fixture
+def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process draw no page, which takes longer than all else that they do."""
+    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
+    monkeypatch.setattr(running, "leave_page", lambda *_, **__: None)
 
 
 class Jobs(NamedTuple):

@@ -52,12 +52,6 @@ def write_job(tmp_path):
 
 
 @pytest.fixture
-def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs in this process draw no page, which takes longer than all else that they do."""
-    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
-
-
-@pytest.fixture
 def flstream_here(tmp_path, monkeypatch, capfd, fork_server):
     """Return a function that runs a command in this process, where no other has to be started.
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from terminal import Terminal
 
+pytestmark = pytest.mark.usefixtures("_without_pages")
 CLIENT = """
 import flstream.client as flare
 import torch

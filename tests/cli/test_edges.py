@@ -45,7 +45,7 @@ def test_a_run_whose_output_is_lost_has_succeeded(write_job, tmp_path):
 
 @pytest.mark.parametrize("streams", ["2>/dev/full", "<&- >&- 2>&-"])
 def test_an_error_that_cannot_be_written_leaves_the_status_and_goes_nowhere_else(streams):
-    assert shell(streams, "simulate", "no-such-job.conf") == (2, "", "")
+    assert shell(streams, "inspect", "no-such-file") == (2, "", "")
 
 
 def test_a_reader_that_has_gone_leaves_the_status(tmp_path):
@@ -123,10 +123,10 @@ def test_ctrl_c_that_a_destructor_swallows_comes_again(monkeypatch, capsys, lost
     assert len(sent) == lost
 
 
-def test_a_working_directory_that_was_removed_is_a_sentence(write_job, tmp_path):
-    job, folder = write_job(), tmp_path / "removed"
+def test_a_working_directory_that_was_removed_is_a_sentence(tmp_path):
+    folder = tmp_path / "removed"
     folder.mkdir()
-    process = started("validate", job, cwd=folder, preexec_fn=folder.rmdir)
+    process = started("report", "run", cwd=folder, preexec_fn=folder.rmdir)
     assert "the working directory was removed" in process.communicate(timeout=60)[1]
     assert process.returncode == 2
 

@@ -14,7 +14,12 @@ from flstream import __version__
 
 pytestmark = pytest.mark.usefixtures("_without_pages")
 INLINE = ("--engine", "inline")
-WAITS_IN_ROUND_2 = "if model.current_round == 1: import time; time.sleep(600)"
+WAITS_IN_ROUND_2 = """\
+if model.current_round == 1 and flare.get_site_name() == "site-1":
+        import time
+        open({begun!r}, "w").close()
+        time.sleep(600)
+"""
 
 
 PRINTS = """
@@ -35,22 +40,20 @@ class Tracker:
 """
 
 
+JSON = ("--json", "--set", "tracking.type=prints.py:Tracker", "--run-dir")
+
+
 def test_json_is_one_document_and_nothing_else_though_a_tracker_prints(
     flstream_here, write_job, tmp_path
 ):
     job = write_job()
     (job.parent / "prints.py").write_text(PRINTS)
-    words = ("simulate", job, "--json", "--set", "tracking.type=prints.py:Tracker", "--run-dir")
-    output, errors = started(*words, "local", cwd=tmp_path).communicate()
-    summary = json.loads(output)
-    assert (summary["warnings"], errors) == ([], "")
-    assert summary == json.loads((tmp_path / "local" / "summary.json").read_text())
+    done = flstream_here("simulate", job, *JSON, "run", *INLINE)
+    summary = json.loads(done.stdout)
+    assert (summary["warnings"], done.stderr) == ([], "")
+    assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["rounds_completed"]) == ("finished", 2)
     assert summary["transfer"]["down"]["bytes"] == 2 * 2 * summary["model"]["bytes"]
-    log = (tmp_path / "local" / "tracker.log").read_text()
-    assert {*log.splitlines()} == {"printed", "echoed", "complained", "closed"}
-    done = flstream_here(*words, "inline", *INLINE)
-    assert (json.loads(done.stdout)["warnings"], done.stderr) == ([], "")
 
 
 def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_it_is(
@@ -143,24 +146,30 @@ def test_ctrl_c_ends_a_run_whose_own_code_is_slow_to_import(write_job, tmp_path)
     assert "Traceback" not in errors
 
 
-def test_ctrl_c_keeps_the_last_round_and_leaves_no_process(write_job, tmp_path):
-    process = started("simulate", write_job(WAITS_IN_ROUND_2), "--run-dir", "run", cwd=tmp_path)
-    assert any("round 2 of 2" in line for line in process.stdout)
+def test_ctrl_c_keeps_the_last_round_and_leaves_no_process_and_json_alone(write_job, tmp_path):
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    job = write_job(WAITS_IN_ROUND_2.format(begun=str(begun)))
+    (job.parent / "prints.py").write_text(PRINTS)
+    process = started("simulate", job, *JSON, "local", cwd=tmp_path)
+    begun.read_text()  # which waits for the second round
     processes = psutil.Process(process.pid).children(recursive=True)
-    events = map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+    events = map(json.loads, (tmp_path / "local" / "events.jsonl").read_text().splitlines())
     pids = {event["pid"] for event in events if event["kind"] == "process_ready"}
     assert len(pids) == 3
     assert pids <= {each.pid for each in processes}
     # A run that is killed now would have said already what it ran on.
-    assert json.loads((tmp_path / "run" / "versions.json").read_text())["flstream"] == __version__
+    assert json.loads((tmp_path / "local" / "versions.json").read_text())["flstream"] == __version__
 
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert "stopped after 1 round" in out
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads(out)
+    assert summary == json.loads((tmp_path / "local" / "summary.json").read_text())
     assert (summary["status"], summary["rounds_completed"]) == ("stopped", 1)
-    assert (tmp_path / "run" / "checkpoints" / "round-0001.safetensors").is_file()
+    log = (tmp_path / "local" / "tracker.log").read_text()
+    assert {*log.splitlines()} == {"printed", "echoed", "complained", "closed"}
+    assert (tmp_path / "local" / "checkpoints" / "round-0001.safetensors").is_file()
     # A process is compared by its pid and its start, so another one of that pid is no false alarm.
     _, living = psutil.wait_procs(processes, timeout=10)
     assert living == []

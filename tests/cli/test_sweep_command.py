@@ -17,7 +17,8 @@ def once():
     mark = Path(__file__).with_name("paused")
     if "2" in sys.argv and not mark.exists():
         mark.touch()
-        time.sleep(600)
+        while not mark.stat().st_size:
+            time.sleep(0.01)
 """
 TEXT = """
 engine.type = inline
@@ -25,30 +26,32 @@ train.args { lr = 1 }
 """
 
 
-def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(write_job, tmp_path):
+def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, write_job, tmp_path):
     """Ctrl-C in the second run: nobody is trained twice, and no process is left."""
     path = write_job("import pause; pause.once()", TEXT)
     (path.parent / "pause.py").write_text(PAUSE)
-    words = ("sweep", path, "--vary", "train.args.lr=1,2,3", "--run-dir", "swept")
+    words = ("sweep", path, "--vary", "train.args.lr=1,2", "--run-dir", "swept")
     process = started(*words, cwd=tmp_path)
-    assert any("1/3 lr=1" in line for line in process.stdout)
+    assert any("1/2 lr=1" in line for line in process.stdout)
     processes = psutil.Process(process.pid).children(recursive=True)
     while not path.with_name("paused").exists():
         assert process.poll() is None
         psutil.wait_procs([], timeout=0.05)
     process.send_signal(signal.SIGINT)
+    psutil.wait_procs([process], timeout=1)
+    path.with_name("paused").write_text("over")  # or it would be waited for until patience ends
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "same command" in errors
     assert psutil.wait_procs(processes, timeout=10)[1] == []
 
-    again = started(*words, "--json", cwd=tmp_path)
-    out, errors = again.communicate(timeout=120)
-    assert (again.returncode, errors) == (0, "")
-    content = json.loads(out)
-    assert [run["status"] for run in content["runs"]] == ["finished"] * 3
+    again = flstream_here(*words, "--json")
+    assert (again.returncode, again.stderr) == (0, "")
+    content = json.loads(again.stdout)
+    assert [run["status"] for run in content["runs"]] == ["finished"] * 2
     first = (tmp_path / "swept" / "lr=1" / "events.jsonl").read_text()
     assert "run_resumed" not in first
+    assert (tmp_path / "swept" / "lr=1" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,7 @@ def test_what_makes_no_sense_is_a_sentence_and_status_2(flstream_here, write_job
     assert meant in done.stderr
 
 
+@pytest.mark.usefixtures("_without_pages")
 def test_runs_are_listed_with_how_to_resume_them(flstream_here, write_job, tmp_path):
     path = write_job(text=TEXT)
     flstream_here("simulate", path, "--run-dir", "all/one", "-q")

@@ -28,9 +28,12 @@ from flstream.client.session import present
 from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.recipe import FedAvgRecipe, SimEnv
+from flstream.simulation import inline, launcher
 from flstream.simulation.inline import InlineHost
 from flstream.telemetry.events import SiteFailed
 from flstream.transport.channel import Signal
+
+pytestmark = pytest.mark.usefixtures("_without_pages")
 
 # Draws from each generator, also between tasks, and keeps variables, modules and files of its own.
 SCRIPT = """
@@ -341,7 +344,11 @@ def test_to_leave_pdb_stops_the_run(jobs: Jobs, key: str):
     terminal.assert_stopped()
 
 
-def test_ctrl_c_stops_code_that_works(jobs: Jobs):
+def test_ctrl_c_stops_code_that_works(jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
+    # The code keeps a core busy until these have passed.
+    monkeypatch.setattr(launcher, "_STOP_SECONDS", 0.5)
+    monkeypatch.setattr(launcher, "_EXIT_SECONDS", 0.5)
+    monkeypatch.setattr(inline, "_GRACE_SECONDS", 0.5)
     script = WITH_BREAKPOINT.replace("breakpoint()", "print('at work')\n    while True: pass")
     jobs.make(script)
     terminal = InlineTerminal(jobs)

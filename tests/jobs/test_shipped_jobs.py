@@ -60,7 +60,8 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     path = tmp_path / "digits" / "job.conf"
     shutil.copytree(JOBS / "digits", path.parent)
     path.write_text(text.replace(lines, lines.replace("# ", "")))
-    job = load_job(path, [*INLINE, "rounds=1", "train.args.epochs=1"])
+    few = [] if name == "private" else ["clients.count=2", "train.args.batch_size=64"]
+    job = load_job(path, [*INLINE, "rounds=1", "train.args.epochs=1", *few])
     assert name in (job.stages[-1].type, "private")
     directory = RunDirectory.create(name, tmp_path / "run")
     summary = simulate(job, directory)

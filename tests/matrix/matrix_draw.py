@@ -11,9 +11,6 @@ import xxhash
 
 DRAW = "FLSTREAM_DRAW"
 """Environment variable with a draw to repeat."""
-SHARE = 6
-"""One case in so many runs each time."""
-
 PACKAGE = Path(__file__).parents[2] / "flstream"
 
 
@@ -26,9 +23,17 @@ def draw() -> str:
     return os.environ.get(DRAW) or code.hexdigest()
 
 
-def drawn(cases: Sequence[tuple[object, ...]], share: int = SHARE) -> Sequence[object]:
-    """Cases as parameters of a test, of which all but one in a few are for `make test-nightly`."""
-    chosen = set(random.Random(draw()).sample(range(len(cases)), -(-len(cases) // share)))
+def drawn(cases: Sequence[tuple[object, ...]], share: int, *by: int) -> Sequence[object]:
+    """Cases as parameters of a test, of which all but one in a few are for `make test-nightly`.
+
+    Cases are put in order by what they have at the places `by`, and one is drawn of each `share`
+    in succession: whatever many cases have in common, one that has it runs each time.
+    """
+    ordered = sorted(range(len(cases)), key=lambda place: [str(cases[place][each]) for each in by])
+    chance = random.Random(draw())
+    chosen = {
+        chance.choice(ordered[first : first + share]) for first in range(0, len(cases), share)
+    }
     return [
         pytest.param(case, marks=() if place in chosen else pytest.mark.nightly)
         for place, case in enumerate(cases)

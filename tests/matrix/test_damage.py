@@ -63,7 +63,7 @@ def files_of(folder):
 
 
 @pytest.mark.kills
-@pytest.mark.parametrize("case", drawn(CASES), ids=", ".join)
+@pytest.mark.parametrize("case", drawn(CASES, len(DAMAGED), 1), ids=", ".join)
 def test_a_damaged_run_resumes_to_the_bits_of_the_table_or_is_left_as_it_was(
     case, tmp_path, fork_server
 ):

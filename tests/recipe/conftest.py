@@ -49,7 +49,7 @@ def build(width=3):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, fork_server, request):
+def folder(tmp_path, monkeypatch, fork_server, _without_pages, request):
     """The working folder, which has client.py and model.py.
 
     Runs draw no page, and are in this process, but where a test has the fixture ``processes``: they
@@ -58,7 +58,6 @@ def folder(tmp_path, monkeypatch, fork_server, request):
     engine = "local" if "processes" in request.fixturenames else "inline"
     monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine=engine))
     share_host(monkeypatch)
-    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
     (tmp_path / "client.py").write_text(SCRIPT)
     (tmp_path / "model.py").write_text(MODEL)
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,7 @@
 """A job file run from Python, and a sweep of one."""
 
 import pytest
+from run_fixtures import share_host_in_sweeps
 
 import flstream
 from flstream.errors import UsageError
@@ -69,11 +70,7 @@ def test_mistakes_of_a_call_are_sentences(job):
 
 
 def test_a_sweep_returns_its_runs_and_its_settings(job, monkeypatch):
-    from sweep_hosts import SharedHosts
-
-    from flstream.sweep import running
-
-    monkeypatch.setattr(running, "_Hosts", SharedHosts)
+    share_host_in_sweeps(monkeypatch)
     runs = sweep(job, {"train.args.lr": [1, 2]}, env=SimEnv(quiet=True), run_dir="swept")
     assert [run.load()["w"].tolist() for run in runs] == [[2, 2, 2], [4, 4, 4]]
     assert runs.best == {"train.args.lr": 2}

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from nightly_cases import first_and_nightly
 from training_scripts import QUIET, noisy, results
 
 JOB = ["model.args.elements=300000", "clients.count=3", "rounds=3", QUIET]
@@ -18,10 +19,11 @@ def expected(tmp_path_factory, jobs_in):
     return results(jobs_in(tmp_path_factory.mktemp("expected")).run(noisy(), *JOB))
 
 
-@pytest.mark.parametrize(
+@first_and_nightly(
     ("call", "count"),
-    [("posix_fallocate", 2), ("pwrite", 2), ("pwrite", 5), ("pwrite", 7), ("sendfile", 2),
-     ("fsync", 8), ("fsync", 13), ("rename", 3), ("replace", 5)],
+    [("posix_fallocate", 2), ("pwrite", 5), ("sendfile", 2), ("fsync", 8), ("rename", 3),
+     ("replace", 5), ("pwrite", 2), ("pwrite", 7), ("fsync", 13)],
+    brief=6,
 )  # fmt: skip
 def test_a_run_goes_on_to_the_same_bits_once_there_is_room(
     jobs, monkeypatch, expected, call, count

@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from sweep_hosts import SharedHosts
+from run_fixtures import share_host_in_sweeps
 
 from flstream.job import Job, load_job
-from flstream.sweep import running
 from flstream.sweep.grid import Point, parse_axis
 from flstream.sweep.running import Sweep
 
@@ -79,6 +78,6 @@ def write_job(folder: Path) -> None:
 
 @pytest.fixture
 def sweeps(tmp_path, monkeypatch, fork_server):
-    monkeypatch.setattr(running, "_Hosts", SharedHosts)
+    share_host_in_sweeps(monkeypatch)
     write_job(tmp_path)
     return Sweeps(tmp_path)

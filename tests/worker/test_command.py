@@ -25,16 +25,27 @@ from flstream.worker.messages import Failed, Goodbye, Logged, Ready, Stop
 PYTHON = sys.executable
 Start = Callable[..., Server]
 MODEL = {"w": torch.zeros(4)}
-# Starts two ranks, and ends one where the other has failed, as torchrun does.
+# Starts two ranks, and ends one where the other has failed, as torchrun does. They are forked: to
+# import torch twice takes longer than all else.
 PAIR = """
-import os, subprocess, sys
+import os, runpy, sys
+import torch.distributed
 
-line = [sys.executable, *sys.argv[1:]]
-ranks = [{"RANK": str(rank), "WORLD_SIZE": "2"} for rank in range(2)]
-started = [subprocess.Popen(line, env={**os.environ, **rank}) for rank in ranks]
-for _ in started:
-    if os.wait()[1]:
-        [each.kill() for each in started]
+def start(rank):
+    if pid := os.fork():
+        return pid
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    del sys.argv[0]
+    sys.path[0] = os.path.dirname(sys.argv[0])
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit()
+
+started = {start(rank) for rank in range(2)}
+while started:
+    pid, status = os.wait()
+    started.remove(pid)
+    if status:
+        [os.kill(each, 9) for each in started]
         sys.exit(1)
 """
 # Notes each process by its pid, and lets a rank do something when it has a task.
