@@ -10,8 +10,8 @@ from flstream.report import running
 from flstream.sweep.point import run_point as run_with_page
 
 
-def run_point(job: Job, path: Path, sweep: socket.socket) -> None:
+def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> None:
     """Run a job in a folder, or resume the run in it, and tell the sweep how that ended."""
     running.live_page = lambda _: nullcontext(threading.Event())
     running.leave_page = lambda *_, **__: None
-    run_with_page(job, path, sweep)
+    run_with_page(job, path, has_failed, sweep)

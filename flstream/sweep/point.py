@@ -12,10 +12,11 @@ import msgspec
 
 from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
-from flstream.errors import FlstreamError
+from flstream.errors import FlstreamError, UsageError
 from flstream.job import Job
 from flstream.report.console import make_console
 from flstream.report.running import run_and_show
+from flstream.runs.job_match import check_same_job
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.child import redirect_output
@@ -55,12 +56,14 @@ class PointEnded(msgspec.Struct):
         )
 
 
-def run_point(job: Job, path: Path, sweep: socket.socket) -> None:
+def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> None:
     """Run a job in a folder, or resume the run in it, and tell the sweep how that ended.
 
     Args:
         job: The job.
         path: The run directory; new, or that of a run that was cut off.
+        has_failed: Whether that run failed: it begins anew if its job or code was mended since,
+            and the old folder stays under another name.
         sweep: Socket to the sweep.
     """
     host = ProcessHost.forked(sweep)  # before there is a thread
@@ -69,6 +72,8 @@ def run_point(job: Job, path: Path, sweep: socket.socket) -> None:
     console = make_console(file=sys.stdout)
     console.quiet = True
     try:
+        if has_failed:
+            _set_aside_other(job, path)
         run = RunDirectory.reopen(job.name, path)
         summary = run_and_show(job, run, console, resume=True, host=host)
         end = PointEnded.of(summary)
@@ -84,3 +89,17 @@ def run_point(job: Job, path: Path, sweep: socket.socket) -> None:
         log.unlink()
     MessageChannel[PointEnded](sweep, "the sweep", PointEnded).send(end)
     os._exit(0)
+
+
+def _set_aside_other(job: Job, path: Path) -> None:
+    """Rename the folder of a run that another job or other code has made."""
+    run = RunDirectory(path)
+    if not run.job_file.exists():
+        return
+    try:
+        check_same_job(job, run)
+    except UsageError:
+        number = 1
+        while (aside := path.with_name(f"{path.name}.failed-{number}")).exists():
+            number += 1
+        path.rename(aside)

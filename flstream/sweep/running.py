@@ -207,8 +207,9 @@ class Sweep:
     def _start(self, record: PointRecord, job: Job, hosts: _Hosts) -> _Running:
         ours, theirs = socket.socketpair()
         with theirs:
-            path = self.directory(record).path
-            process = hosts.of(job).start(f"sweep/{record.name}", _POINT, job, path, theirs)
+            path, has_failed = self.directory(record).path, record.status == "failed"
+            arguments = job, path, has_failed, theirs
+            process = hosts.of(job).start(f"sweep/{record.name}", _POINT, *arguments)
         channel: MessageChannel[PointEnded] = MessageChannel(ours, record.name, PointEnded)
         return _Running(record, process, channel)
 

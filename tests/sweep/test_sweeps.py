@@ -108,6 +108,20 @@ def test_a_run_that_fails_is_named_and_tried_again(sweeps):
     assert {point.status for point in again.record.points} == {"finished"}
 
 
+def test_a_failed_run_begins_anew_once_its_code_is_mended(sweeps):
+    client = sweeps.folder / "client.py"
+    sound = client.read_text()
+    client.write_text(sound.replace("flare.init()", "flare.init(), 1 / (args.lr - 2)"))
+    sweep = sweeps.sweep("train.args.lr=1,2")
+    sweep.run()
+    assert [point.status for point in sweep.record.points] == ["finished", "failed"]
+    client.write_text(sound)
+    again = sweeps.sweep("train.args.lr=1,2")
+    again.run()
+    assert [point.status for point in again.record.points] == ["finished", "finished"]
+    assert (again.folder / "lr=2.failed-1" / "summary.json").exists()
+
+
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):
     sweep = sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
     sweep.run(parallel=2)
