@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from nightly_cases import first_and_nightly
 from run_fixtures import INLINE
 from safetensors.torch import load_file
 
@@ -52,7 +53,9 @@ def test_the_variants_of_digits_are_these():
     assert [name for name, _ in VARIANTS] == names.split()
 
 
-@pytest.mark.parametrize(("name", "lines"), VARIANTS, ids=[name for name, _ in VARIANTS])
+@first_and_nightly(
+    ("name", "lines"), VARIANTS, brief=len(VARIANTS) - 1, ids=[name for name, _ in VARIANTS]
+)
 def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tmp_path):
     if name == "private":
         pytest.importorskip("dp_accounting")
