@@ -23,6 +23,8 @@ MISTAKES = {
     "run.train(model, ['site-1', 'site-1'])": "was given site-1 twice; name each site once",
     "run.train(model, [])": "no site that is still asked in round 2; give it at least one of run.s",
     "run.train(model, 'site-1')": "run.train() was given 'site-1' as its sites; give it a list",
+    "run.train(model, [['site-1']])": "run.train() was given [['site-1']] as its sites; give it a",
+    "run.train(model, run.sites, timeout=10 ** 400)": "give it seconds above 0",
     "run.train(model, run.sites, min_updates=-1)": "was given min_updates=-1; give it a whole",
     "run.train(model, run.sites, meta={'a': {'b': [0, torch.ones(1)]}})": (
         '["meta"]["a"]["b"][1] is a tensor'
@@ -106,6 +108,7 @@ model = run.fold(model, run.train(model, run.sites))
         ("raise KeyError('mine')", " raised KeyError: 'mine'; see server.log"),
         ("return 7", "flow.py:flow returned a int; it must return the model"),
         ("raise KeyboardInterrupt", " raised KeyboardInterrupt; see server.log"),
+        ("raise type('Own', (BaseException,), {})('mine')", " raised Own: mine; see server.log"),
     ],
 )
 def test_a_defect_of_a_workflow_is_a_sentence_with_its_line(flows, line, sentence):
