@@ -30,6 +30,12 @@ def values_by_round(summary: Summary) -> dict[int, dict[Metric, float]]:
     return {row["round"]: flat_metrics(row) for row in summary.metrics if "round" in row}
 
 
+def last_values(summary: Summary) -> dict[Metric, float]:
+    """Return the last finite value of each metric of a run."""
+    rows = values_by_round(summary).values()
+    return {metric: value for row in rows for metric, value in row.items()}
+
+
 def metrics_of(summaries: Iterable[Summary]) -> list[Metric]:
     """Return all metrics of some runs: key, other evaluation and train metrics."""
     summaries = list(summaries)

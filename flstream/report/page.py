@@ -20,7 +20,7 @@ import flstream
 from flstream.errors import SimulationError, UsageError
 from flstream.report import run_charts as charts
 from flstream.report import views
-from flstream.report.metrics import UNSCORED, metrics_of, values_by_round
+from flstream.report.metrics import UNSCORED, last_values, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.table import Link, format_cell
 from flstream.report.text import counted, format_epsilon, format_metric
@@ -34,8 +34,11 @@ _REFRESH_SECONDS = 5  # after which a browser loads the page of a run that is go
 _GENERATOR = "flstream report"
 # Marks a page as written by flstream, and as one that refreshes itself.
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
+# Heads of columns that mark a CSV file as written by flstream.
+_CSV_FACTS = ("status", "rounds", "best", "seconds", "digest")
+_CSV_MARK = ",".join(_CSV_FACTS)
 _REFRESHES = '<meta http-equiv="refresh"'
-_HEAD_BYTES = 512
+_HEAD_BYTES = 4096
 
 
 def write_page(
@@ -71,10 +74,15 @@ def write_page(
     for key in group_by:
         if not any(key in record.values for record in records):
             raise UsageError(f"--group-by {key}: no run has this setting; name a dotted key")
+    table = path.with_suffix(".csv")
+    if has_several and table == path:
+        raise UsageError(f"{path} is to be a page, beside which a CSV file lies; name it .html")
     _check_replaceable(path)
+    if has_several:
+        _check_replaceable(table, _CSV_MARK)
     _write(path, run_page(records, path, group_by, over))
     if has_several:
-        write_whole(path.with_suffix(".csv"), _comparison_csv(records))
+        _write(table, _comparison_csv(records), _CSV_MARK)
     return path
 
 
@@ -100,7 +108,7 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         with suppress(UsageError):  # somebody else's file or folder has that name
             is_over = run.status != "running"
             if not page.exists() or (is_over and _REFRESHES.encode() in _head(page)):
-                _write(page, run_page([run]))
+                _write(page, run_page([read_run(run.path)]))
         address = quote(os.path.relpath(page, path.absolute().parent))
         links.append(Link(str(run.path.relative_to(folder.absolute())), address))
     title = f"{counted(len(runs), 'run')} in {printable(folder.absolute().name)}"
@@ -143,9 +151,7 @@ def run_page(
     only = runs[0] if len(runs) == 1 else None
     metrics = metrics_of([run.summary for run in runs])
     groups = charts.run_groups(runs, labels, group_by, over)
-    shown = charts.leading(groups, runs)
-    group_colors = {group.label: charts.series_color(at) for at, group in enumerate(shown)}
-    colors = {at: group_colors.get(group.label, "") for group in groups for at in group.runs}
+    colors = {at: group.color for group in groups for at in group.runs}
     folder = None if path is None else path.absolute().parent
     names = [Link(label, _address(run, folder)) for label, run in zip(labels, runs, strict=True)]
     memory_top, seconds_top = (None, None) if only else _common_tops(runs)
@@ -157,8 +163,7 @@ def run_page(
         parts=[PageRun(run, labels[at], colors[at]) for at, run in enumerate(runs)],
         names=names,
         groups=groups,
-        group_colors=group_colors,
-        charts_left_out=len(groups) - len(shown),
+        drawn=sum(bool(group.color) for group in groups),
         over=over,
         has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
@@ -178,17 +183,15 @@ def _address(run: RunRecord, folder: Path | None) -> str:
 
 def _comparison_csv(runs: Sequence[RunRecord]) -> str:
     """Return a line for each run: what it differs in, how it ended, and its scores."""
-    keys = charts.differing_keys(runs, over="")
-    metrics = metrics_of([run.summary for run in runs])
+    keys, metrics = charts.differing_keys(runs), metrics_of([run.summary for run in runs])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    heads = [metric.title for metric in metrics]
-    writer.writerow(["run", *keys, "status", "rounds", "best", "seconds", "digest", *heads])
+    writer.writerow(["run", *keys, *_CSV_FACTS, *(metric.title for metric in metrics)])
     for run in runs:
-        summary, last = run.summary, list(values_by_round(run.summary).values())[-1:]
+        summary, last = run.summary, last_values(run.summary)
         best = "" if summary.best is None else summary.best.value
         facts = [run.status, summary.rounds_completed, best, run.seconds, summary.model.digest]
-        scores = [last[0].get(metric, "") if last else "" for metric in metrics]
+        scores = [last.get(metric, "") for metric in metrics]
         values = [run.values.get(key, "").strip('"') for key in keys]
         writer.writerow([str(run.path), *values, *facts, *scores])
     return text.getvalue()
@@ -221,10 +224,10 @@ def run_labels(paths: Sequence[Path]) -> list[str]:
     return [printable(label) for label in labels]
 
 
-def _check_replaceable(path: Path) -> None:
-    """Raise a UsageError if a file exists that is no page of flstream."""
+def _check_replaceable(path: Path, mark: str = _MARK) -> None:
+    """Raise a UsageError if a file exists that lacks the mark of those of flstream."""
     head = _head(path)
-    if head and _MARK.encode() not in head:
+    if head and mark.encode() not in head:
         raise UsageError(
             f"{path} was not made by flstream report, so it is left alone; "
             "name another file with --output"
@@ -241,8 +244,8 @@ def _head(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _write(path: Path, text: str) -> None:
-    _check_replaceable(path)
+def _write(path: Path, text: str, mark: str = _MARK) -> None:
+    _check_replaceable(path, mark)
     try:
         write_whole(path, text)
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from statistics import mean
@@ -48,10 +49,17 @@ def series_color(index: int) -> str:
 
 
 class RunGroup(NamedTuple):
-    """Runs that a chart shows as one line, by their indices, and the label of that."""
+    """Group of compared runs, one line in charts.
+
+    Attributes:
+        label: Label, which no other group has.
+        runs: Indices of its runs.
+        color: Colour of its line; empty for a group that charts leave out.
+    """
 
     label: str
     runs: Sequence[int]
+    color: str
 
 
 def run_groups(
@@ -69,8 +77,30 @@ def run_groups(
         over: Key that tells the runs of a group apart.
 
     Returns:
-        The groups; a group of several is labelled by the settings in which groups differ.
+        The groups; if one has several runs, they are labelled by the settings in which they differ.
     """
+    members = _members(runs, group_by, over)
+    drawn = _leading(members, runs)
+    names = list(labels)
+    if group_by or len(members) < len(runs):
+        keys = group_by or differing_keys([runs[group[0]] for group in members], over)
+        short = short_keys(keys[:_MOST_KEYS])
+        for group in members:
+            values = runs[group[0]].values
+            texts = {key: values.get(key, "-").strip('"') for key in short}
+            named = ", ".join(f"{short[key]}={text}" for key, text in texts.items())
+            names[group[0]] = printable(named) or names[group[0]]
+    counts = Counter(names[group[0]] for group in members)
+    groups = []
+    for group in members:
+        name, first = names[group[0]], labels[group[0]]
+        color = series_color(drawn.index(group)) if group in drawn else ""
+        groups.append(RunGroup(f"{name} ({first})" if counts[name] > 1 else name, group, color))
+    return groups
+
+
+def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> list[list[int]]:
+    """Return the indices of each group's runs."""
     groups: dict[object, list[int]] = {}
     for index, run in enumerate(runs):
         if group_by:
@@ -81,46 +111,35 @@ def run_groups(
         is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
         # A run without settings is like no other, and nor is a repetition.
         groups.setdefault(index if is_new or not values else values, []).append(index)
-    members = list(groups.values())
-    keys = list(group_by) or differing_keys([runs[group[0]] for group in members], over)
-    short = short_keys(keys)
-
-    def label(group: Sequence[int]) -> str:
-        values = runs[group[0]].values
-        texts = {key: values.get(key, "-").strip('"') for key in keys}
-        named = ", ".join(f"{short[key]}={text}" for key, text in texts.items())
-        is_named = named and (group_by or len(members) < len(runs))
-        return printable(named) if is_named else labels[group[0]]
-
-    return [RunGroup(label(group), group) for group in members]
+    return list(groups.values())
 
 
-def differing_keys(runs: Sequence[RunRecord], over: str = "seed") -> list[str]:
-    """Return the keys but one in whose values runs differ, at most four."""
-    keys = [key for key in runs[0].values if key != over and all(key in run.values for run in runs)]
-    return [key for key in keys if len({run.values[key] for run in runs}) > 1][:_MOST_KEYS]
-
-
-def leading(groups: Sequence[RunGroup], runs: Sequence[RunRecord]) -> list[RunGroup]:
-    """Return the groups that charts show: at most eight, those with the best mean score."""
-    if len(groups) <= _MOST_LINES:
-        return list(groups)
+def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[list[int]]:
+    """Return the groups that charts draw: at most eight, those with the best mean score."""
+    if len(members) <= _MOST_LINES:
+        return list(members)
     modes = (value for key, value in runs[0].values.items() if key.endswith("key_metric_mode"))
     sign = 1 if '"min"' in modes else -1
 
-    def place(group: RunGroup) -> float:
-        scores = [best.value for at in group.runs if (best := runs[at].summary.best) is not None]
+    def place(group: Sequence[int]) -> float:
+        scores = [best.value for at in group if (best := runs[at].summary.best) is not None]
         return sign * mean(scores) if scores else math.inf
 
-    ranked = sorted(groups, key=place)[:_MOST_LINES]
-    return [group for group in groups if group in ranked]
+    ranked = sorted(members, key=place)[:_MOST_LINES]
+    return [group for group in members if group in ranked]
+
+
+def differing_keys(runs: Sequence[RunRecord], over: str = "") -> list[str]:
+    """Return the keys but one that all runs have, with different values."""
+    keys = [key for key in runs[0].values if key != over and all(key in run.values for run in runs)]
+    return [key for key in keys if len({run.values[key] for run in runs}) > 1]
 
 
 def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[Chart]:
     """Draw a chart for each metric: a line for each run, or the mean and spread of a group."""
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [values_by_round(run.summary) for run in runs]
-    shown = leading(groups, runs)
+    drawn = [group for group in groups if group.color]
 
     def points(index: int, metric: Metric) -> tuple[Values, Values]:
         values = {number: row[metric] for number, row in rounds[index].items() if metric in row}
@@ -128,7 +147,7 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
 
     def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
         lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
-        color, name = series_color(place), elide(group.label, _LABEL)
+        color, name = group.color, elide(group.label, _LABEL)
         if len(lines) > 1:
             places, means, _, _, deviations = band_of(lines)
             label = f"{name}, " if len(runs) > len(group.runs) else ""
@@ -137,20 +156,20 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
             band = Curve(
                 "\N{PLUS-MINUS SIGN} sd" if place == 0 else "", places, high, color, lows=low
             )
-            thin = [Curve("", *line, color, 0.6) for line in lines if len(shown) == 1]
+            thin = [Curve("", *line, color, 0.6) for line in lines if len(drawn) == 1]
             return [band, *thin, Curve(label, places, means, color)]
         best = runs[group.runs[0]].summary.best
         is_key = best is not None and metric == ("", best.metric)
         mark = best.round if best is not None and is_key else None
         # Lower lines are thicker, so that those of equal runs are all visible.
-        width = 1.8 + 1.4 * min(len(shown) - 1 - place, 3)
+        width = 1.8 + 1.4 * min(len(drawn) - 1 - place, 3)
         label = name if len(runs) > 1 else ""
         return [Curve(label, *line, color, width, best=mark) for line in lines]
 
     return [
         curve_chart(
             metric.title,
-            [curve for place, group in enumerate(shown) for curve in curves(metric, group, place)],
+            [curve for place, group in enumerate(drawn) for curve in curves(metric, group, place)],
             "count",
             "metric",
             x_title="round",

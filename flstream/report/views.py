@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import mean, median_low, stdev
 from typing import TYPE_CHECKING, Any
 
-from flstream.report.metrics import Metric, metrics_of, values_by_round
+from flstream.report.metrics import Metric, last_values, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
@@ -227,10 +227,10 @@ def comparison_table(
     runs: Sequence[RunRecord], names: Sequence[Link], colors: Sequence[str], *, spread: bool
 ) -> Table:
     """Return the table of compared runs, perhaps with rows of mean and spread."""
-    rounds = {run.path: list(values_by_round(run.summary).values())[::-1] for run in runs}
+    last_of = {run.path: last_values(run.summary) for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
-        return lambda run: next((row[metric] for row in rounds[run.path] if metric in row), None)
+        return lambda run: last_of[run.path].get(metric)
 
     columns = [column for column in _RUN_COLUMNS if column.head not in ("job", "of")]
     columns += [
@@ -270,13 +270,9 @@ _COST_COLUMNS = [
 ]
 
 
-def groups_table(
-    runs: Sequence[RunRecord],
-    groups: Sequence[RunGroup],
-    colors: Mapping[str, str],
-) -> Table:
+def groups_table(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> Table:
     """Return the table of groups of runs: mean and spread of the best and the last scores."""
-    last = [list(values_by_round(run.summary).values())[-1:] for run in runs]
+    last = [last_values(run.summary) for run in runs]
     metrics = [metric for metric in metrics_of([run.summary for run in runs]) if not metric.kind]
     columns = [Column("group", "name"), Column("runs", "count")]
     for title in ("best", *(f"last {metric.title}" for metric in metrics)):
@@ -285,15 +281,12 @@ def groups_table(
     for group in groups:
         scores = [
             [best.value for at in group.runs if (best := runs[at].summary.best) is not None],
-            *(
-                [row[metric] for at in group.runs for row in last[at] if metric in row]
-                for metric in metrics
-            ),
+            *([last[at][metric] for at in group.runs if metric in last[at]] for metric in metrics),
         ]
         cells: list[Any] = [group.label, len(group.runs)]
         for values in scores:
             cells += [mean(values) if values else None, stdev(values) if values[1:] else None]
-        rows.append(Row(cells, color=colors.get(group.label, "")))
+        rows.append(Row(cells, color=group.color))
     return Table(columns, rows)
 
 

@@ -351,6 +351,44 @@ def test_a_chart_has_the_eight_best_groups_and_the_details_of_many_runs_are_on_t
     assert page.by_name["lr=3.0"][0] == "2"
 
 
+def test_groups_that_differ_in_their_fifth_key_alone_have_labels_of_their_own(tmp_path):
+    paths = swept(tmp_path, 6, ["0.1"])
+    for number, path in enumerate(paths):
+        summary, group = read_run(path).summary, number // 2
+        keys = {f"a.key{at}": str(group // 2) for at in range(4)} | {"a.key4": str(group)}
+        settings = {**summary.settings, **keys, "seed": str(number % 2)}
+        (path / "summary.json").write_text(replace(summary, settings=settings).to_json())
+    page = Page(write_page(paths, tmp_path / "study.html").read_text())
+    alike = "key0=0, key1=0, key2=0, key3=0"
+    assert {
+        f"{alike} (run-0)",
+        f"{alike} (run-2)",
+        alike.replace("=0", "=1"),
+    } <= page.by_name.keys()
+    assert "a.key4" in (tmp_path / "study.csv").read_text().splitlines()[0]
+
+
+def test_a_csv_file_of_somebody_else_is_left_alone(tmp_path):
+    paths = swept(tmp_path, 2)
+    (tmp_path / "study.csv").write_text("my,own,data\n")
+    with pytest.raises(UsageError, match=r"study\.csv was not made by"):
+        write_page(paths, tmp_path / "study.html")
+    assert not (tmp_path / "study.html").exists()
+    assert (tmp_path / "study.csv").read_text() == "my,own,data\n"
+    with pytest.raises(UsageError, match=r"name it \.html"):
+        write_page(paths, tmp_path / "other.csv")
+    write_page(paths, tmp_path / "other.html")
+    write_page(paths, tmp_path / "other.html")  # its own are written anew
+
+
+def test_pages_that_an_index_makes_have_their_settings(tmp_path):
+    path = swept(tmp_path, 1)[0]
+    (path / "report.html").unlink()
+    (path / "job.conf").write_text(f"{JOB}seed = 4\n")
+    write_index(tmp_path)
+    assert "seed" in Page((path / "report.html").read_text()).by_name
+
+
 def test_a_key_that_no_run_has_groups_nothing(tmp_path):
     with pytest.raises(UsageError, match=r"--group-by train\.args\.rate"):
         write_page(swept(tmp_path, 2), tmp_path / "study.html", group_by=["train.args.rate"])
