@@ -40,6 +40,7 @@ class EffectJournal:
 
     Attributes:
         asked: Number of effects that the workflow has asked for.
+        has_new: Whether an effect was done that was not on record.
         before_sync: Makes the files durable that earlier records without a sync name.
     """
 
@@ -52,6 +53,7 @@ class EffectJournal:
         self._emit = emit
         self.before_sync: Callable[[], None] = lambda: None
         self.asked = 0
+        self.has_new = False
 
     @property
     def is_live(self) -> bool:
@@ -103,6 +105,7 @@ class EffectJournal:
         )
         halt_at("record")
         self._emit(record)
+        self.has_new = True
         return _effect(record, result_type, is_new=True)
 
 

@@ -122,12 +122,15 @@ def play(
         last = (effects.state.round if of_round is None else of_round) - 1
         whole = [number for number in context.run.stored_rounds if number <= last]
         before = f", or go back with --resume --from-round {max(whole)}" if whole else ""
-        # Nothing was done since the run resumed: it is as it was.
-        refused = ResumeRefusedError if journal.asked <= len(records) + 1 else SimulationError
-        raise refused(
+        kind = SimulationError if journal.has_new else ResumeRefusedError
+        raise kind(
             f"a file that is needed again cannot be used: {error.flaw}; put it back from a copy "
             f"and go on with --resume{before}"
         ) from error
+    except ResumeRefusedError as error:
+        if journal.has_new:  # the run has gone on, and fails
+            raise SimulationError(str(error)) from error
+        raise
     finally:
         effects.trainings.started.close()
 
@@ -145,9 +148,7 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
         returned = stage.load_program()(run)
     except EffectFailedError as error:
         raise error.error from error
-    except FlstreamError:
-        raise
-    except UnsoundModelError:
+    except (FlstreamError, UnsoundModelError):
         raise
     except BaseException as error:
         # A defect of the workflow: the user gets a sentence, and the log the whole of it.

@@ -103,6 +103,7 @@ def simulate(
         from flstream.runs.resume import take_up
 
         history, earlier_seconds = take_up(job, run, resume), resume.seconds
+    refused: UsageError | None = None
     # The summary is written in any case, and Ctrl-C does not interrupt that.
     with closing(Signal()) as stop, handling(lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
@@ -140,10 +141,12 @@ def simulate(
                             tracker.start()
                     follower.follow(server, events, stop, host)
                     host.wait(_EXIT_SECONDS)
-            except UsageError:
+            except UsageError as error:
                 if resume is None:
                     run.withdraw()
-                raise
+                    raise
+                refused = error
+                follower.end(str(error))
             except SimulationError as error:
                 follower.end(str(error))
             except AbortedError:
@@ -161,6 +164,8 @@ def simulate(
         except SimulationError as error:
             # The run's own error matters more than this one, and most likely caused it.
             summary.warnings.append(str(error))
+    if refused is not None:
+        raise refused
     return summary
 
 

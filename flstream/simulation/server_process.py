@@ -23,6 +23,7 @@ from flstream.errors import (
     AbortedError,
     ChannelClosedError,
     FlstreamError,
+    ResumeRefusedError,
     SimulationError,
     UsageError,
 )
@@ -232,7 +233,7 @@ def _run(
     except FlstreamError as error:
         if engine is not None and engine.failure:  # whatever has come of it
             return RunFinished(status="failed", error=engine.failure)
-        if isinstance(error, UsageError) and resume is not None:
+        if isinstance(error, ResumeRefusedError) and resume is not None:
             return RunRefused(error=str(error))
         if isinstance(error, AbortedError):
             # Any transfer may have raised it, though the run is what has stopped.

@@ -2,13 +2,14 @@
 
 import errno
 import gc
+import json
 import os
 
 import pytest
 from flows import models, records
 from journal_support import flip
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding
+from training_scripts import QUIET, adding, noisy
 
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
@@ -191,8 +192,20 @@ def test_no_round_is_named_to_go_back_to_where_none_is_left(flows):
     with pytest.raises(UsageError, match=r"round-0001.*put it back from a copy") as caught:
         flows.resume(run, HELD, *how)
     assert "--from-round" not in str(caught.value)  # round 0 has gone by then
+    assert json.loads(run.directory.summary.read_text())["status"] == "failed"
     flip(run.directory.step_checkpoint(1, 0))
     flows.resume(run, HELD, *how)
+
+
+def test_a_resumed_run_that_has_gone_on_fails_where_a_model_turns_out_unsound(flows):
+    how = ["rounds=3", "checkpoints.keep=1", QUIET]
+    text = HELD.replace("number == 3", "number == 2")
+    run = flows.broken(text, *how)
+    flip(run.directory.step_checkpoint(1, 0))
+    failed = flows.jobs.go_on(run, noisy(), flows.write(text), *how)
+    assert failed.summary.status == "failed"
+    assert "a file that is needed again cannot be used" in failed.summary.error
+    assert len(records(failed)) == 3  # the fold of round 3 was done
 
 
 def test_no_model_stays_longer_than_it_is_kept_where_those_of_sites_are_collected(flows):
