@@ -23,6 +23,8 @@ Overrides = Annotated[
     ),
 ]
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
 _MOST_CHUNK_BYTES = 1 << 30
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +21,7 @@ def runs(
     from flstream.report.console import make_console, print_tables
     from flstream.report.page import runs_below
     from flstream.report.table import Link
-    from flstream.report.text import shown_path
+    from flstream.report.text import resume_command
     from flstream.report.views import index_table
 
     records, console = runs_below(folder), make_console()
@@ -36,5 +35,4 @@ def runs(
     if unfinished:
         console.print()
     for run in unfinished:
-        path = shlex.quote(shown_path(run.path))
-        console.out(f"resume with: flstream simulate {path} --run-dir {path} --resume")
+        console.out(f"resume with: {resume_command(run.path)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
+from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 
 # Most characters of a job file; a longer one is refused.
@@ -70,7 +70,7 @@ def simulate(
         bool,
         typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a job: a server, and a process for each client, on this machine or on several.
 

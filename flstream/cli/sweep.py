@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, engine_settings, job_file
+from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
 
@@ -54,7 +54,7 @@ def sweep(
         bool,
         typer.Option("--json", help="Print table.json as one JSON document, and nothing else."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a job with each combination of settings and seeds, and compare the results.
 

@@ -212,15 +212,29 @@ def run(
         RunFailedError: The run failed.
         KeyboardInterrupt: It was stopped by Ctrl-C; what it had completed is kept.
     """
-    path, folder = Path(job), None if run_dir is None else Path(run_dir)
-    path = path / "job.conf" if path.is_dir() else path
+    folder = None if run_dir is None else Path(run_dir)
     opened = RunDirectory.reopen if resume else RunDirectory.create
     return _run(
-        lambda: load_job(path, (), set),
+        lambda: load_job(job_file(job), (), set),
         lambda job: opened(job.name, folder),
         resume=resume,
         quiet=quiet,
     )
+
+
+def job_file(named: str | Path) -> Path:
+    """Return the path of a job file, from its path or the folder with ``job.conf``."""
+    path = Path(named)
+    return path / "job.conf" if path.is_dir() else path
+
+
+def refuse_within_run() -> None:
+    """Raise a UsageError in a process of a run, or in a thread that stands for one."""
+    if this_place() is not None or OF_A_RUN in os.environ:
+        raise UsageError(
+            "a process of a run would start a run itself, since it imports the program; "
+            'put what runs the job under: if __name__ == "__main__":'
+        )
 
 
 def _run(
@@ -233,12 +247,8 @@ def _run(
     """Run a job in its directory, unless this is a process of a run."""
     is_within = this_place() is not None  # its run has the lock
     with threading.Lock() if is_within else _one_run:
-        # Another thread's run sets it while its processes start, so it is looked at in here.
-        if is_within or OF_A_RUN in os.environ:
-            raise UsageError(
-                "a process of a run would start a run itself, since it imports the program; "
-                'put what runs the job under: if __name__ == "__main__":'
-            )
+        # Another thread's run sets the variable while its processes start, so it is read in here.
+        refuse_within_run()
         job = resolve()
         directory, console = directory_of(job), make_console()
         console.quiet = quiet

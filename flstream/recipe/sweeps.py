@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flstream.engines.processes import OF_A_RUN
 from flstream.errors import UsageError
 from flstream.job import Job, load_job
 from flstream.recipe.arguments import checked
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.sim_env import RunResult, SimEnv
+from flstream.recipe.sim_env import RunResult, SimEnv, job_file, refuse_within_run
 from flstream.report.console import make_console
 from flstream.sweep.grid import Point
 from flstream.sweep.record import SweepRecord
-from flstream.sweep.results import point_line, settings_of, write_results
+from flstream.sweep.results import point_line, setting_rows, write_results
 from flstream.sweep.running import Sweep
 
 if TYPE_CHECKING:
@@ -36,7 +34,7 @@ class SweepResult(Sequence[RunResult]):
 
     def __init__(self, folder: Path, record: SweepRecord) -> None:
         self.directory = folder
-        self.settings = settings_of(record)
+        self.settings = setting_rows(record)
         self.best: Mapping[str, Any] | None = next(
             (row["values"] for row in self.settings if row["best"]), None
         )
@@ -61,9 +59,6 @@ class SweepResult(Sequence[RunResult]):
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    def __iter__(self) -> Iterator[RunResult]:
-        return iter(self._runs)
 
     def __repr__(self) -> str:
         return f"<Sweep {self.directory.name}: {len(self)} runs, best {self.best}>"
@@ -99,21 +94,14 @@ def sweep(
         UsageError: The folder has something else in it, or this is a process of a run.
         KeyboardInterrupt: It was stopped by Ctrl-C; what had been completed is kept.
     """
-    if OF_A_RUN in os.environ:
-        raise UsageError(
-            "a process of a run would start a sweep itself, since it imports the program; "
-            'put what runs it under: if __name__ == "__main__":'
-        )
+    refuse_within_run()
     settings: Mapping[str, Any] = {} if env is None else env.settings
-    if not isinstance(job, FedJob):
-        path = Path(job)
-        path = path / "job.conf" if path.is_dir() else path
 
     def job_of(point: Point, rounds: int | None) -> Job:
         own = {"seed": point.seed, "rounds": rounds}
         values = {**settings, **point.values, **own}
         if not isinstance(job, FedJob):
-            return load_job(path, (), values)
+            return load_job(job_file(job), (), values)
         named = {key: value for key, value in values.items() if value is not None}
         root = Path("runs") if env is None else env.workspace_root
         return job.resolve(named, root / "models")[0]

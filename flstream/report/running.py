@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,14 @@ from flstream.report.console import LABEL_WIDTH, error_console, print_facts, pri
 from flstream.report.live.view import watching
 from flstream.report.metrics import UNSCORED, last_scored
 from flstream.report.table import STATE_STYLES, Gap, Table
-from flstream.report.text import counted, format_metrics, privacy_words, shown_path, wrapped
+from flstream.report.text import (
+    counted,
+    format_metrics,
+    privacy_words,
+    resume_command,
+    shown_path,
+    wrapped,
+)
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import temporary_of
 from flstream.runs.summary import Summary
@@ -205,9 +211,7 @@ def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
         yield "model", _path(run.checkpoint(summary.rounds_completed))
     yield "run directory", _path(run.path)
     if summary.status != "finished":
-        path = shlex.quote(shown_path(run.path))
-        command = f"flstream simulate {path} --run-dir {path} --resume"
-        yield "resume with", Text(printable(command), no_wrap=True)
+        yield "resume with", Text(printable(resume_command(run.path)), no_wrap=True)
 
 
 def _scores(metrics: Mapping[str, float | None]) -> str:

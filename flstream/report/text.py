@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -87,6 +88,12 @@ def counted(count: int, noun: str) -> str:
 def pieces(chunk_size: int) -> str:
     """Describe a chunk size in bytes: ``chunks of 2 MiB``, or one piece for 0."""
     return f"chunks of {format_bytes(chunk_size)}" if chunk_size else "each model in one piece"
+
+
+def resume_command(run: Path) -> str:
+    """Return the command line that resumes a run from its directory."""
+    path = shlex.quote(shown_path(run))
+    return f"flstream simulate {path} --run-dir {path} --resume"
 
 
 def shown_path(path: Path) -> str:

@@ -235,7 +235,7 @@ def fold_rules(
         WorkflowError: One is no rule, of no body, or missing.
         MisfitError: The job's way to combine updates is not the mean, or has weights of its own.
     """
-    fold_rules: dict[str, FoldRule] = {}
+    by_body: dict[str, FoldRule] = {}
     for body, body_rule in {**({} if rule is None else {MAIN: rule}), **rules}.items():
         if not isinstance(body_rule, FoldRule):
             name = f"{body}=" if body else ""
@@ -243,27 +243,27 @@ def fold_rules(
                 f"run.fold({name}...) was given a {type(body_rule).__name__} as a rule; give it a "
                 "FoldRule"
             )
-        fold_rules[body] = body_rule
-    if unknown := sorted(fold_rules.keys() - {MAIN, *bodies}):
+        by_body[body] = body_rule
+    if unknown := sorted(by_body.keys() - {MAIN, *bodies}):
         raise WorkflowError(
             f"run.fold() was given a rule for the body {unknown[0]!r}, which the model does not "
             f'have; begin with run.initial_model({unknown[0]}="zeros")'
         )
-    if missing := [body for body in bodies if body not in fold_rules]:
+    if missing := [body for body in bodies if body not in by_body]:
         raise WorkflowError(
             f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
             f"{missing[0]}=FoldRule(...)"
         )
     aggregation = job.aggregation
     method = METHODS.get(aggregation.method)
-    if fold_rules and (method is None or not method.is_weighted):
+    if by_body and (method is None or not method.is_weighted):
         raise MisfitError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
             f"{aggregation.method}; set it to mean"
         )
-    if MAIN in fold_rules and fold_rules[MAIN].weights is not None and aggregation.weights:
+    if MAIN in by_body and by_body[MAIN].weights is not None and aggregation.weights:
         raise MisfitError(
             "run.fold() was given a rule with weights, and aggregation.weights has others; leave "
             "out one of the two"
         )
-    return fold_rules
+    return by_body

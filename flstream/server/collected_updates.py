@@ -142,7 +142,7 @@ class RemoteUpdate(CollectedUpdate):
         return self._remote.open(step)
 
     def confirm(self) -> None:
-        """Check with the worker that it offers what was read."""
+        """Confirm with the worker that the update was not changed."""
         self._remote.confirm()
 
     def release(self, failure: str = "") -> None:

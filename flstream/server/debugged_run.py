@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flstream.debugging import DebuggedSite, debugged_site
@@ -33,46 +33,34 @@ class DebuggedRun(Run):
             yield number
         self._expect_trained()
 
-    @uncatchable
     def train(
         self,
         model: Model,
         sites: Sequence[str],
         min_updates: int | None = None,
         timeout: float | None = None,
-        *,
-        meta: Mapping[str, Any] | None = None,
-        optimizer_params: Mapping[str, Any] | None = None,
+        **values: Any,
     ) -> Updates:
         """Train the sites; where the debugged one is among them, that one alone."""
-        trainings, site = self._effects.trainings, self._debugged
-        if site.site not in sites or not self._is_due:
-            return trainings.ask(
-                model, sites, min_updates, timeout, meta=meta, optimizer_params=optimizer_params
-            )
-        updates = trainings.ask(
-            model, [site.site], 0, timeout, meta=meta, optimizer_params=optimizer_params
-        )
+        if self._is_due and self._debugged.site in sites:
+            self._end_with(super().train(model, [self._debugged.site], 0, timeout, **values))
+        return super().train(model, sites, min_updates, timeout, **values)
+
+    def start(self, site: str, model: Model, timeout: float | None = None, **values: Any) -> None:
+        """Start a training; that of the debugged site is waited for."""
+        if site == self._debugged.site and self._is_due:
+            self.train(model, [site], 0, timeout, **values)
+        super().start(site, model, timeout, **values)
+
+    @uncatchable
+    def _end_with(self, updates: Updates) -> None:
+        """Take in the answer of the debugged site, and end the run."""
+        site = self._debugged
         site.has_trained = True
         for update in updates:
             site.weight, site.metrics = update.weight, dict(update.metrics)
         site.failure = updates.failures.get(site.site, "")
         raise AbortedError("the debugged site has trained")
-
-    @uncatchable
-    def start(
-        self,
-        site: str,
-        model: Model,
-        timeout: float | None = None,
-        *,
-        meta: Mapping[str, Any] | None = None,
-        optimizer_params: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Start a training; that of the debugged site is waited for."""
-        if site == self._debugged.site and self._is_due:
-            self.train(model, [site], 0, timeout, meta=meta, optimizer_params=optimizer_params)
-        super().start(site, model, timeout, meta=meta, optimizer_params=optimizer_params)
 
     @property
     def _is_due(self) -> bool:

@@ -71,7 +71,7 @@ class EffectJournal:
         *,
         is_provisional: bool = False,
     ) -> Effect[ResultT]:
-        """Do an effect, or return its result from the journal.
+        """Return the result of an effect, which is done unless the journal has it.
 
         Args:
             kind: Kind of the effect, such as ``fold``.

@@ -136,7 +136,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; if the process is lost, fail its sites or queue them again."""
+        """Do a task; fail or requeue its sites where the process is lost."""
         settled: set[str] = set()
 
         def report(callback: Callback, *sites: str) -> None:

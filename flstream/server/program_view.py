@@ -1,4 +1,4 @@
-"""What a workflow sees: models, updates, and no byte of either."""
+"""Handles of models and updates for workflows, without their bytes."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class SiteModels(_BySite[SiteModel]):
 
 
 class SiteScores(_BySite[dict[str, float]]):
-    """What each site has found of one model: its metrics by site, in the order given."""
+    """Metrics of one model by site, in the order of the call."""
 
     def __repr__(self) -> str:
         return f"<scores of {', '.join(self) or 'no site'}>"

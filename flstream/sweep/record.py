@@ -62,6 +62,14 @@ class SweepRecord(msgspec.Struct):
     prune: bool
     points: list[PointRecord]
 
+    @property
+    def settings(self) -> list[list[PointRecord]]:
+        """Points of each setting, which differ in their seed alone."""
+        settings: dict[str, list[PointRecord]] = {}
+        for point in self.points:
+            settings.setdefault(repr(point.values), []).append(point)
+        return list(settings.values())
+
     def write(self, path: Path) -> None:
         """Write ``sweep.json``, whole or not at all.
 

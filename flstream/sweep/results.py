@@ -23,17 +23,14 @@ from flstream.units import format_seconds
 _NUMBERS = ("runs", "mean", "spread", "lowest", "highest", "rounds", "seconds")
 
 
-def settings_of(record: SweepRecord) -> list[dict[str, Any]]:
+def setting_rows(record: SweepRecord) -> list[dict[str, Any]]:
     """Return a row for each setting: its values by key, and the scores of its runs.
 
     ``mean``, ``spread`` (the standard deviation over seeds; None for fewer than two), ``lowest``
     and ``highest`` are of the best key metric of each run. ``status`` is that of its runs where
     they have the same, and ``best`` marks the setting with the best mean.
     """
-    by_setting: dict[str, list[PointRecord]] = {}
-    for point in record.points:
-        by_setting.setdefault(repr(point.values), []).append(point)
-    rows = [_row(members) for members in by_setting.values()]
+    rows = [_row(points) for points in record.settings]
     compared = [row for row in rows if row["mean"] is not None and row["status"] == "finished"]
     compared = compared or [row for row in rows if row["mean"] is not None]
     if compared:
@@ -89,7 +86,7 @@ def write_results(folder: Path, record: SweepRecord) -> Path | None:
 def sweep_table(record: SweepRecord) -> Table:
     """Return the table of a sweep's settings, the best of which is marked."""
     labels = short_keys(record.vary)
-    rows = settings_of(record)
+    rows = setting_rows(record)
     has_spread = any(row["spread"] is not None for row in rows)
     columns = [Column(label, "name") for label in labels.values()] or [Column("job", "name")]
     columns += [
@@ -115,7 +112,7 @@ def sweep_table(record: SweepRecord) -> Table:
 
 def table_json(record: SweepRecord) -> str:
     """Return ``table.json``: the metric, the best setting, a row a setting, and a row a run."""
-    rows = settings_of(record)
+    rows = setting_rows(record)
     best = next((row["values"] for row in rows if row["best"]), None)
     runs = [
         {
@@ -140,7 +137,7 @@ def table_csv(record: SweepRecord) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*record.vary, "status", *_NUMBERS, "best"])
-    for row in settings_of(record):
+    for row in setting_rows(record):
         values = [shown(value) for value in row["values"].values()]
         numbers = ["" if row[name] is None else row[name] for name in _NUMBERS]
         writer.writerow([*values, row["status"], *numbers, int(row["best"])])

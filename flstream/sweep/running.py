@@ -140,7 +140,7 @@ class Sweep:
         if not record.prune:
             yield None, record.points
             return
-        settings = _settings(record.points)
+        settings = record.settings
         total = max(job.rounds for job in self._jobs.values())
         halvings = min((len(settings) - 1).bit_length(), total.bit_length() - 1)
         for rung in range(halvings, -1, -1):
@@ -271,14 +271,6 @@ def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> 
             poll.unregister(run.process.fileno())
             going_on.remove(run)
     return list(running)
-
-
-def _settings(records: Sequence[PointRecord]) -> list[list[PointRecord]]:
-    """Return the points of each setting, which differ in their seed alone."""
-    settings: dict[str, list[PointRecord]] = {}
-    for record in records:
-        settings.setdefault(repr(record.values), []).append(record)
-    return list(settings.values())
 
 
 def _notes(jobs: Sequence[Job]) -> list[str]:

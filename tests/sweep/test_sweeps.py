@@ -11,7 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
-from flstream.sweep.results import settings_of, sweep_table, write_results
+from flstream.sweep.results import setting_rows, sweep_table, write_results
 
 
 def digests(sweep):
@@ -43,7 +43,7 @@ def test_the_table_has_mean_and_spread_over_seeds_and_marks_the_best(sweeps):
     sweep = sweeps.sweep("train.args.lr=1,3", "rounds=2", seeds=2)
     sweep.run(parallel=2)
     page = write_results(sweep.folder, sweep.record)
-    rows = settings_of(sweep.record)
+    rows = setting_rows(sweep.record)
     assert [row["best"] for row in rows] == [False, True]
     assert [row["mean"] for row in rows] == pytest.approx([0.101, 0.301])
     assert all(row["spread"] == pytest.approx(0) and row["runs"] == 2 for row in rows)
@@ -91,7 +91,7 @@ def test_more_seeds_go_on_with_those_that_are_there(sweeps):
     ended, more = [], sweeps.sweep("train.args.lr=1", seeds=3)
     more.run(on_point=lambda _, point: ended.append(point.name))
     assert ended == ["lr=1,seed=7"]
-    assert settings_of(more.record)[0]["runs"] == 3
+    assert setting_rows(more.record)[0]["runs"] == 3
 
 
 def test_a_run_that_fails_is_named_and_tried_again(sweeps):
@@ -101,7 +101,7 @@ def test_a_run_that_fails_is_named_and_tried_again(sweeps):
     statuses = {point.name: point.status for point in sweep.record.points}
     assert statuses == {"lr=2": "failed", "lr=3": "finished"}
     assert "the disk of this site is broken" in sweep.record.points[0].error
-    assert settings_of(sweep.record)[0]["mean"] is None
+    assert setting_rows(sweep.record)[0]["mean"] is None
     (sweeps.folder / "broken").unlink()
     again = sweeps.sweep("train.args.lr=2,3")
     again.run()
@@ -136,7 +136,7 @@ def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_w
     ended, again = [], sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
     again.run(on_point=lambda _, point: ended.append(point.name))
     assert ended == []
-    assert next(row["values"] for row in settings_of(again.record) if row["best"]) == {
+    assert next(row["values"] for row in setting_rows(again.record) if row["best"]) == {
         "train.args.lr": "4",
         "rounds": "4",
     }
