@@ -14,6 +14,7 @@ from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
+    from flstream.job.sections import EvaluateSection, TrainSection
     from flstream.job.stage import Stage
 
 
@@ -79,12 +80,12 @@ def _clients(job: Job) -> Iterator[Problem]:
             "",
             f"other names than {RUN}, which stands for the whole run in a tracker",
         )
+    yield from _code("train", train)
+    yield from _code("evaluate", job.evaluate)
+    allowed = "given where evaluate.at is server, or evaluate.learner instead"
+    if job.is_scored_centrally and job.evaluate.script is None and job.evaluate.learner is None:
+        yield Problem("evaluate.script", MISSING, allowed)
     learns = train.learner is not None
-    if both := learns and train.script is not None:
-        hint = "take the learner with train.script = null"
-        yield Problem("train.learner", "", "the only one of train.script and train.learner", hint)
-    if learns and not both and isinstance(train.args, str):
-        yield Problem("train.args", "", "a section of keys and plain values, for a learner")
     starts = train.command is not None
     allowed = "null beside train.learner, as a command starts a script"
     if starts and learns:
@@ -92,6 +93,16 @@ def _clients(job: Job) -> Iterator[Problem]:
     hint = f"set clients.parallel = {clients.count}, or take fewer clients"
     if starts and not learns and clients.workers < clients.count:
         yield Problem("train.command", "", "null where clients share processes", hint)
+
+
+def _code(section: str, code: TrainSection | EvaluateSection) -> Iterator[Problem]:
+    """Yield a section's problems where it names a learner beside a script, or gives it a text."""
+    learner, script = f"{section}.learner", f"{section}.script"
+    if code.learner is not None and code.script is not None:
+        allowed = f"the only one of {script} and {learner}"
+        yield Problem(learner, "", allowed, f"take the learner with {script} = null")
+    elif code.learner is not None and isinstance(code.args, str):
+        yield Problem(f"{section}.args", "", "a section of keys and plain values, for a learner")
 
 
 def _workflows(job: Job) -> Iterator[Problem]:
@@ -104,7 +115,8 @@ def _workflows(job: Job) -> Iterator[Problem]:
             yield problem.below(f"{section}.args")
         yield from _workflow(job, stage, section)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
-        if is_unjudged and stage.args.evaluate == "task":
+        is_asked = stage.args.evaluate == "task" or job.is_scored_centrally
+        if is_unjudged and is_asked:
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             yield from (Problem(key, "", allowed) for key in early)
             early = []

@@ -98,16 +98,20 @@ def _files_in(folder: Path, named: Import) -> list[Path]:
 
 
 def missing_modules(job: Job) -> Iterator[Problem]:
-    """Yield a problem for each missing module that a job's training code needs.
+    """Yield a problem for each missing module that a job's training and scoring code needs.
 
     Imports in blocks are left out, since they may be optional.
 
     Args:
         job: The job.
     """
-    key, path = "train.learner" if job.train.script is None else "train.script", job.train.source
-    if path is None:
-        return
+    for name, section in job.client_code.items():
+        key = f"{name}.{'learner' if section.script is None else 'script'}"
+        if section.source is not None:
+            yield from _missing_modules(job, key, section.source)
+
+
+def _missing_modules(job: Job, key: str, path: Path) -> Iterator[Problem]:
     folders = [str(path.parent), str(job.folder)]
     for line, module, _, level in imports_in(ast.parse(path.read_bytes()).body):
         top = module.partition(".")[0]

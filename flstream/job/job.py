@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
+from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.fields import Allowed, Count, Section, Whole
 from flstream.job.filters import FiltersSection
@@ -26,10 +27,12 @@ from flstream.job.keys import value_at
 from flstream.job.network_section import NetworkSection
 from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
+    CODE_KEYS,
     AggregationSection,
     CheckpointsSection,
     ClientsSection,
     EngineSection,
+    EvaluateSection,
     ModelSection,
     PrivacySection,
     ServerOptimizerSection,
@@ -38,6 +41,7 @@ from flstream.job.sections import (
     TrainSection,
 )
 from flstream.job.stage import Stage, built_ins, find_workflow
+from flstream.telemetry.events import EVALUATOR
 
 # Far more than a run can do, and no more than the records of one can hold.
 _MOST_ROUNDS = 10**9
@@ -95,6 +99,7 @@ class Job(Section):
     clients: ClientsSection
     model: ModelSection
     train: TrainSection
+    evaluate: EvaluateSection = EvaluateSection()
     stages: tuple[Stage, ...] = Field(
         alias="workflow",
         default_factory=lambda: (Stage(),),
@@ -176,6 +181,34 @@ class Job(Section):
         return job
 
     @property
+    def is_scored_centrally(self) -> bool:
+        """Whether the evaluator, and no site, decides the score of a model."""
+        return self.evaluate.at == "server"
+
+    @property
+    def client_code(self) -> dict[str, TrainSection | EvaluateSection]:
+        """The sections whose code of the client API the job runs, by name."""
+        central = {"evaluate": self.evaluate} if self.is_scored_centrally else {}
+        return {"train": self.train, **central}
+
+    def of_evaluator(self) -> Self:
+        """Return the job of the evaluator, whose one client it is.
+
+        The model comes to it as it is, without filters, codecs and an emulated link.
+        """
+        clients: dict[str, Any] = {"names": [EVALUATOR], "count": 1, "args": {}, "gpus": None}
+        code: dict[str, Any] = {name: getattr(self.evaluate, name) for name in CODE_KEYS}
+        code |= {"command": None, "optimizer_state": None}
+        changed = {
+            "clients": self.clients.model_copy(update=clients),
+            "train": self.train.model_copy(update=code),
+            "filters": FiltersSection(),
+            "network": NetworkSection(),
+            "streaming": self.streaming.model_copy(update={"codecs": CodecsSection()}),
+        }
+        return self.model_copy(update=changed)
+
+    @property
     def folder(self) -> Path:
         """Absolute path of the job file's folder; no key, so equal jobs may differ in it."""
         return self._folder
@@ -201,6 +234,7 @@ class Job(Section):
         named: list[tuple[str, str | None, Mapping[str, Any]]] = [
             ("model.factory", self.model.factory, self.model.args),
             ("train.learner", self.train.learner, {}),
+            ("evaluate.learner", self.evaluate.learner, {}),
             ("aggregation.method", rule.method, rule.args),
             ("tracking.type", self.tracking.type, self.tracking.args),
         ]

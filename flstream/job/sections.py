@@ -306,10 +306,45 @@ class TrainSection(Section):
     @property
     def source(self) -> Path | None:
         """Path of the training code's file; None for the learner of an installed module."""
-        if self.learner is None:
-            return self.script
-        where = self.learner.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
+        return _source(self.script, self.learner)
+
+
+CODE_KEYS = ("script", "learner", "args")
+"""Keys of a section that names code of the client API."""
+
+
+class EvaluateSection(Section):
+    """Scoring of the global models: at the sites, or centrally, on data that no site has."""
+
+    at: Literal["sites", "server"] = "sites"
+    """Who scores the models that are due (`workflow.args.evaluate_every`): sites, or the server.
+
+    server: a process of its own on the server's machine, the evaluator, runs the script or the
+    learner of this section. Its metrics decide the best model, stop_when and patience. Sites are
+    sent no evaluations, unless workflow.args.evaluate = task; what they score, also with their
+    updates, is in summary.json as `site_metrics`.
+    """
+
+    script: ScriptFile | None = None
+    """The script of the evaluator: a training script's loop that sends metrics and no weights."""
+
+    learner: Annotated[str, *code_name("Class")] | None = None
+    """The class with a method evaluate: `module:Class` or `path/to/file.py:Class`."""
+
+    args: CodeArgs = Field(default_factory=dict)
+    """Arguments of the script, as `--key value`, or keyword arguments of the learner."""
+
+    @property
+    def source(self) -> Path | None:
+        """Path of the code's file; None without one, as for the learner of an installed module."""
+        return _source(self.script, self.learner)
+
+
+def _source(script: Path | None, learner: str | None) -> Path | None:
+    if learner is None:
+        return script
+    where = learner.rpartition(":")[0]
+    return Path(where) if where.endswith(".py") else None
 
 
 class Method(NamedTuple):

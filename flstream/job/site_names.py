@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # As CUDA_VISIBLE_DEVICES takes them: by number, or by UUID.
 _GPUS = re.compile(r"[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*")
 # Names of a run's own processes and of their logs.
-_PROCESS = re.compile(r"server|launcher|fork-server|model-builder|worker-\d+|\.+")
+_PROCESS = re.compile(r"server|launcher|fork-server|model-builder|evaluator|worker-\d+|\.+")
 
 
 _SITE_NAMES = "a list of names of letters, digits, '.', '_' and '-', each of them once"

@@ -14,6 +14,7 @@ from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.history import PHASES, SiteRecord
 from flstream.runs.summary import RoundSummary, Summary
+from flstream.telemetry.events import EVALUATOR
 from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
 
@@ -95,6 +96,8 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
     """Return the table of processes' memory, with the largest and the median client."""
     clients, server = dict(summary.memory.clients), summary.memory.server
     processes = {"server": server} if server.peak_rss else {}
+    if summary.memory.evaluator:
+        processes[EVALUATOR] = summary.memory.evaluator
     if len(clients) > most:
         by_peak = sorted(clients, key=lambda name: -clients[name].peak_rss)
         middle = median_low(memory.peak_rss for memory in clients.values())

@@ -13,6 +13,7 @@ import msgspec
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.site_scores import Columns, packed
 from flstream.telemetry.events import (
+    EVALUATOR,
     AnyEvent,
     EffectDone,
     EndedEarly,
@@ -156,8 +157,10 @@ class History:
         models: Models, oldest first; the initial one is version 0.
         rounds: Rounds that came to their end, in order, from round 1.
         scores: Metrics of the last evaluation of each round, in order.
-        is_received: Whether the last evaluation was by metrics that came with updates.
+        scored_by: Who made the last evaluation: sites in tasks of their own, sites by metrics that
+            came with updates, or the evaluator.
         site_scores: Each site's metrics of that evaluation, where they are known.
+        site_means: Means of sites' metrics by round, where the evaluator scores models.
         failures: Sites that had no part in a round, in order.
         suspended: Sites that are asked no more, in the order in which that came about.
         warnings: Sentences, each once.
@@ -182,8 +185,9 @@ class History:
         self.models: list[ModelRecord] = []
         self.rounds: list[RoundRecord] = []
         self.scores: dict[int, Metrics] = {}
-        self.is_received = False
+        self.scored_by: Literal["task", "received", "server"] = "task"
         self.site_scores: dict[int, Columns] = {}
+        self.site_means: dict[int, Metrics] = {}
         self.failures: list[SiteFailed] = []
         self.suspended: list[str] = []
         self.warnings: list[str] = []
@@ -304,6 +308,8 @@ class History:
         self._last_asked = event.round
 
     def _change_phase(self, event: SitePhaseChanged) -> None:
+        if event.site == EVALUATOR:
+            return
         phase, since = self._phases.get(event.site, ("", 0.0))
         self._phases[event.site] = event.state, event.time
         site, seconds = self._site(event.site), max(event.time - since, 0.0)
@@ -332,11 +338,18 @@ class History:
         # Metrics that come with the updates of a round score the model of the round before.
         record = self._record(event.round)
         record.evaluation += event.seconds
-        record.scores = self.scores[event.round] = event.metrics
         record.down += event.down
-        self.is_received = event.received
-        self.site_scores[event.round] = packed(event.sites)
         self.down += event.down
+        if not event.received or event.site_metrics is None:
+            record.scores = self.scores[event.round] = event.metrics
+        if event.site_metrics is None:
+            self.scored_by = "received" if event.received else "task"
+        else:
+            self.scored_by = "server"
+            if not event.sites:
+                return
+            self.site_means[event.round] = event.site_metrics
+        self.site_scores[event.round] = packed(event.sites)
 
     def _record(self, number: int) -> RoundRecord:
         return self._records.setdefault(number, RoundRecord(number))

@@ -59,6 +59,7 @@ def files_of(job: Job) -> FilesByKey:
     traces = None if job.network.traces is None else job.network.traces.path
     named = {
         "train.script": job.train.script,
+        "evaluate.script": job.evaluate.script,
         "model.initial": job.model.initial,
         "network.traces": traces,
         # A tracker changes nothing of the run.

@@ -16,7 +16,7 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.memory import ProcessMemory
 
-BESIDE_METRICS = frozenset({"round", "sites", "train"})
+BESIDE_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
 """What a table of metrics has beside the metrics of its model."""
 
 
@@ -101,6 +101,7 @@ class MemorySummary(msgspec.Struct):
     Attributes:
         server: The server.
         clients: Each site, or each worker that sites share.
+        evaluator: The evaluator; none where sites score models.
         peak_total_pss: All processes of the launcher's machine at one time, and those of each node.
         nodes: All processes of each node at one time; none where all are on one machine.
     """
@@ -109,6 +110,7 @@ class MemorySummary(msgspec.Struct):
     clients: dict[str, ProcessMemory] = msgspec.field(default_factory=dict)
     peak_total_pss: int = 0
     nodes: dict[str, int] | UnsetType = UNSET
+    evaluator: ProcessMemory | UnsetType = UNSET
 
     @property
     def largest_client(self) -> int:
@@ -128,7 +130,9 @@ class Summary(msgspec.Struct):
             updates. Where these score the model that the sites had
             received, there is one for round 0, none of them under ``train``, and no score of the
             last.
-        evaluate: Way that the last workflow scores models: ``task`` or ``received``.
+            Beside an evaluator, ``site_metrics`` has the means over the sites that score, too.
+        evaluate: Who scored the last model: ``task`` is sites that were asked to, ``received`` is
+            sites with their updates, ``server`` is the evaluator.
         network: Emulated link of each site by name, in bits a second and seconds; none without.
         settings: Values of the job file's keys by their dotted names, as HOCON.
     """
@@ -144,7 +148,7 @@ class Summary(msgspec.Struct):
     model: ModelSummary = msgspec.field(default_factory=ModelSummary)
     metrics: list[dict[str, Any]] = msgspec.field(default_factory=list)
     best: BestSummary | None = None
-    evaluate: Literal["task", "received"] = "task"
+    evaluate: Literal["task", "received", "server"] = "task"
     failures: list[SiteFailure] = msgspec.field(default_factory=list)
     benched: list[str] = msgspec.field(default_factory=list)
     transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
@@ -179,7 +183,7 @@ def summarize(history: History) -> Summary:
         model=ModelSummary(history.model_bytes, history.model_tensors, history.digest),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
-        evaluate="received" if history.is_received else "task",
+        evaluate=history.scored_by,
         failures=[
             SiteFailure(event.round, event.site, event.reason, event.signal, event.exit_status)
             for event in history.failures
@@ -194,13 +198,16 @@ def summarize(history: History) -> Summary:
 def _metrics(history: History) -> list[dict[str, Any]]:
     """Return the metrics of each round, after the initial model's if scored."""
     sites = history.facts.sites
-    initial = [RoundRecord(0, scores=history.scores[0])] if 0 in history.scores else []
+    is_initial = 0 in history.scores or 0 in history.site_means
+    initial = [RoundRecord(0, scores=history.scores.get(0))] if is_initial else []
     tables = []
     for record in [*initial, *history.rounds]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
         scores = by_site(sites, history.site_scores.get(record.number, {}))
         if scores:
             table["sites"] = scores
+        if record.number in history.site_means:
+            table["site_metrics"] = dict(history.site_means[record.number])
         if record.trained:
             table["train"] = record.trained
         tables.append(table)

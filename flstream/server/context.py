@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
@@ -17,6 +18,9 @@ from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
+
+if TYPE_CHECKING:
+    from flstream.server.evaluator import Evaluator
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class ServerContext:
         emit: Takes every event.
         abort: Set once the run is to stop.
         programs: What each of the job's workflows does in its first round, as a dry run shows.
+        evaluator: Scores models centrally; None where sites do.
         hints: Names of the hints that this process has given.
     """
 
@@ -43,6 +48,7 @@ class ServerContext:
     emit: Emit
     abort: AbortSignal
     programs: Sequence[ProgramOutline]
+    evaluator: Evaluator | None = None
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:

@@ -174,7 +174,10 @@ class ModelEffects:
             # Before the record that makes it final, so that it counts as soon as that does.
             metrics = {answer.site: answer.metrics for answer in fold.answers}
             columns = columns_of(context.job.clients.site_names, metrics)
-            context.emit(received_score(fold.model, result.metrics, columns))
+            has_evaluator = context.job.is_scored_centrally
+            context.emit(
+                received_score(fold.model, result.metrics, columns, has_evaluator=has_evaluator)
+            )
         state.warn(self._unchanged.warnings(state.round, fold.unchanged))
         if not fold.is_link:
             state.update_store.folded(to_fold)

@@ -66,7 +66,7 @@ class RunEffects:
 
 
 def prepare(context: ServerContext) -> None:
-    """Start the workers, and wait until they are ready.
+    """Start the workers and the evaluator, and wait until they are ready.
 
     Raises:
         SimulationError: Too few of them are of any use.
@@ -80,7 +80,11 @@ def prepare(context: ServerContext) -> None:
         context.emit(site_failed(0, name, reason, code))
         collector.fail(name, brief(reason))
 
-    context.pool.prepare(lose)
+    starting = context.pool.prepare(lose)
+    if context.evaluator is not None:
+        context.evaluator.prepare()
+    for _ in starting:
+        pass
 
 
 def play(

@@ -365,9 +365,10 @@ class Run:
     def evaluate(
         self, model: Model, *, meta: Mapping[str, Any] | None = None
     ) -> dict[str, float] | None:
-        """Ask sites to score a model, if its round is due for it.
+        """Ask sites, or the evaluator, to score a model, if its round is due for it.
 
-        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. The sites
+        It is due every ``workflow.args.evaluate_every`` rounds, and after the last one. Where
+        ``evaluate.at`` is ``server``, the evaluator scores it. Else the sites do: they
         are those whose code asks which task it has, and those of which nobody knows yet. None is
         due where no site's code asks (``workflow.args.evaluate``): then the metrics of updates
         score the model that their sites had received, once they are folded.
@@ -380,8 +381,9 @@ class Run:
             The mean of each metric, weighted by the sites' own weights; None where none is due.
         """
         check_model("evaluate", model)
-        every = self._args.evaluate_every
-        if not every or not model.round or not self._state.evaluators:
+        every, state = self._args.evaluate_every, self._state
+        is_scored = state.context.job.is_scored_centrally or bool(state.evaluators)
+        if not every or not model.round or not is_scored:
             return None
         is_regular = model.round % every == 0
         is_last = self._is_last_stage and model.round == self._last_round

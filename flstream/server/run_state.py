@@ -86,6 +86,8 @@ class RunState:
     @property
     def evaluators(self) -> list[str]:
         """Sites to send an evaluation, where one is due."""
+        if self.context.job.is_scored_centrally and self.asked.source == "auto":
+            return []
         return self.asked.evaluators(self.sites)
 
     def program_line(self) -> int | None:

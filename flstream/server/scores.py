@@ -12,11 +12,14 @@ from flstream.server.program_view import Model
 from flstream.telemetry.events import Evaluated, Metrics, Transfer
 
 
-def received_score(model: Model, metrics: Metrics, sites: Columns) -> Evaluated:
+def received_score(
+    model: Model, metrics: Metrics, sites: Columns, *, has_evaluator: bool
+) -> Evaluated:
     """The event of a score that came with updates."""
     return Evaluated(
         round=model.round,
-        metrics=metrics,
+        metrics={} if has_evaluator else metrics,
+        site_metrics=metrics if has_evaluator else None,
         seconds=0.0,
         down=Transfer(),
         version=model.version,
@@ -41,6 +44,7 @@ class Scores:
         self._earlier_best: int | None = None
         self._best = BestRound(job.key_metric, job.key_metric_mode)
         self._stopping = EarlyStopping(job)
+        self._has_evaluator = job.is_scored_centrally
         # Version of the newest model that was scored by those who received it.
         self._newest_received = -1
 
@@ -78,9 +82,12 @@ class Scores:
         return model.round < number and is_new
 
     def add_received(self, model: Model, metrics: Metrics) -> Sequence[str]:
-        """Add what came with the updates of a model; return warnings, a sentence each."""
+        """Add metrics that came with the updates of a model; return warnings, a sentence each.
+
+        Beside an evaluator, they are no score.
+        """
         self._newest_received = model.version
-        return self.add(model, metrics)
+        return () if self._has_evaluator else self.add(model, metrics)
 
     def add(self, model: Model, metrics: Metrics, *, is_provisional: bool = False) -> Sequence[str]:
         """Add the score of a model; return warnings, a sentence each."""

@@ -16,12 +16,13 @@ from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
+from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
 from flstream.server.run_state import RunState
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, ModelScored, Warned
+from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
 from flstream.text import brief_names
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
@@ -36,7 +37,8 @@ class ScoreResult(msgspec.Struct, frozen=True):
     """Scores of a model in the journal.
 
     Attributes:
-        metrics: The mean of each metric, weighted by the sites' own weights.
+        metrics: The evaluator's metrics; without one, the mean of each metric, weighted by the
+            sites' own weights.
         failures: By site, the reason why it has found nothing.
         asks: What the code asks about, of sites that answer for the first time.
         sites: What each site has found, a column for each metric; empty for an evaluation.
@@ -67,15 +69,17 @@ class ScoringEffects:
 
         def do(number: int) -> tuple[ScoreResult, None]:
             began, source = time.monotonic(), state.store.source(model)
-            what = f"evaluate the model of round {model.round}"
-            least = min(clients.min_updates or len(tasks), len(tasks))
-            collector = ResultCollector(what, sites, least)
-            spec = self._spec(
-                model, source, tasks, number, model.round, clients.round_timeout, message
-            )
-            run = self._ask(spec, collector)
-            result = self._result(run)
-            self._tell(model, result, run, began)
+            central, run = self._score_centrally(model, source, number, message), None
+            if sites:
+                what = f"evaluate the model of round {model.round}"
+                least = min(clients.min_updates or len(tasks), len(tasks))
+                collector = ResultCollector(what, sites, least)
+                spec = self._spec(
+                    model, source, tasks, number, model.round, clients.round_timeout, message
+                )
+                run = self._ask(spec, collector)
+            result = self._result(run, central)
+            self._tell(model, result, run, central, began)
             return result, None
 
         result = state.journal.once(
@@ -138,10 +142,13 @@ class ScoringEffects:
                 if not answer.metrics:
                     run.fail(site, "it has answered an evaluation without metrics")
             metrics = {site: answer.metrics for site, answer in run.in_order.items()}
-            result = self._result(run, columns_of(list(tasks), metrics))
+            columns = columns_of(list(tasks), metrics)
             if counts and isinstance(model, Model):
-                self._tell(model, result, run, began)
+                central = self._score_centrally(model, source, number, meta)
+                result = self._result(run, central, columns)
+                self._tell(model, result, run, central, began)
                 return result, None
+            result = self._result(run, None, columns)
             state.context.emit(
                 ModelScored(
                     round=of_round,
@@ -216,27 +223,47 @@ class ScoringEffects:
             context.emit(Warned(message=_TRAINS_TO_EVALUATE))
         return run
 
+    def _score_centrally(
+        self, model: Model, source: FileSource, number: int, meta: bytes
+    ) -> CentralScore | None:
+        """Have the evaluator score a model; None without an evaluator."""
+        evaluator = self._state.context.evaluator
+        return None if evaluator is None else evaluator.score(model, source, number, meta)
+
     def _result(
-        self, run: TaskRun, sites: dict[str, list[float | None]] | None = None
+        self,
+        run: TaskRun | None,
+        central: CentralScore | None,
+        sites: dict[str, list[float | None]] | None = None,
     ) -> ScoreResult:
-        answers = list(run.in_order.values())
+        answers = [] if run is None else list(run.in_order.values())
         return ScoreResult(
-            metrics=weighted_metrics(answers),
-            failures=dict(run.collector.failures),
+            metrics=weighted_metrics(answers) if central is None else central.metrics,
+            failures={} if run is None else dict(run.collector.failures),
             asks=self._state.asked.first_kinds(answers),
             sites=sites or {},
         )
 
-    def _tell(self, model: Model, result: ScoreResult, run: TaskRun, began: float) -> None:
-        """Tell of the score of a round: the mean of each metric, and what each site has found."""
+    def _tell(
+        self,
+        model: Model,
+        result: ScoreResult,
+        run: TaskRun | None,
+        central: CentralScore | None,
+        began: float,
+    ) -> None:
+        """Tell of the score of a round: the model's metrics, and those of each site."""
         context = self._state.context
-        metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+        answers = {} if run is None else run.in_order
+        metrics = {site: answer.metrics for site, answer in answers.items()}
+        downs = [scored.down for scored in (run, central) if scored is not None]
         context.emit(
             Evaluated(
                 round=model.round,
                 metrics=result.metrics,
+                site_metrics=weighted_metrics(list(answers.values())) if central else None,
                 seconds=time.monotonic() - began,
-                down=run.down,
+                down=sum(downs, Transfer()),
                 version=model.version,
                 sites=columns_of(context.job.clients.site_names, metrics),
             )

@@ -118,8 +118,8 @@ class WorkerPool:
         if handle is not None:
             handle.exit_code(_END_SECONDS)
 
-    def prepare(self, lose: Callable[[SiteLost], None]) -> None:
-        """Start all workers, and wait until they are ready.
+    def prepare(self, lose: Callable[[SiteLost], None]) -> Iterator[bool]:
+        """Start all workers, at once; the iterator ends when they are ready.
 
         Args:
             lose: Takes in that a site's own worker has failed.
@@ -132,8 +132,7 @@ class WorkerPool:
             worker.prepare(put, lose)
             self._expect_others(worker)
 
-        for _ in self._together([partial(prepare, worker) for worker in self._workers.values()]):
-            pass
+        return self._together([partial(prepare, worker) for worker in self._workers.values()])
 
     def perform(self, queue: SiteQueue, task: PoolTask, workers: Sequence[str]) -> Iterator[bool]:
         """Perform a task on workers until the queue of sites is empty.

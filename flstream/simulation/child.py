@@ -22,6 +22,7 @@ from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError
 from flstream.job.code import make_importable
 from flstream.simulation.places import this_place
+from flstream.telemetry.events import EVALUATOR
 from flstream.worker.alias import install as install_alias
 
 # Exit status of a process that ended because its peer died.
@@ -42,11 +43,12 @@ def ignore_interrupts() -> None:
 
 def refuse_breakpoints(site: str) -> None:
     """Replace ``breakpoint()``, which needs a terminal, by an error that says how to debug."""
+    one = "" if site == EVALUATOR else f"flstream debug JOB --site {site}, or "
 
     def refuse(*_: object, **__: object) -> None:
         raise ClientError(
             "breakpoint() needs a terminal, which this process does not have; stop there with "
-            f"flstream debug JOB --site {site}, or run the job with --engine inline"
+            f"{one}flstream simulate JOB --engine inline"
         )
 
     if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:

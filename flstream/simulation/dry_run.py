@@ -50,6 +50,7 @@ class _DryJournal:
         self.asked = 0
         self.outline = ProgramOutline(stage.name)
         self._key_metric, self._every = job.key_metric, stage.args.evaluate_every
+        self._evaluate = "evaluate at the server" if job.is_scored_centrally else "evaluate"
         self._started: dict[int, list[str]] = {}  # sites, by number of the effect
         self._models: dict[int, int] = {}  # how many there are, by round
 
@@ -85,7 +86,8 @@ class _DryJournal:
                 self._add(f"{kind} at a site" if "at" in arguments else kind)
             case "evaluate":
                 result = ScoreResult(defaultdict(float), {}, {})
-                self._add("evaluate" if self._every == 1 else f"evaluate each {self._every} rounds")
+                often = "" if self._every == 1 else f" each {self._every} rounds"
+                self._add(f"{self._evaluate}{often}")
             case "collect":
                 outline.collected += len(sites)
                 result = CollectResult(dict.fromkeys(sites, ""), {}, [])

@@ -149,7 +149,7 @@ def forecast(
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
     if not chunk_size:  # the server serialises a model for each worker, and for a file
         server, worker = server + (workers + 1) * whole.nbytes, worker + whole.nbytes
-    local_workers = workers if job.engine.is_local else 0
+    local_processes = (workers if job.engine.is_local else 0) + job.is_scored_centrally
     spent = None
     if job.privacy.is_on:
         server += _ACCOUNTANT_BYTES
@@ -175,7 +175,7 @@ def forecast(
         up_bytes=(trained + collected) * update_bytes,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared + _OTHERS_BYTES + server + local_workers * worker,
+        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker,
         disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
         epsilon=spent,
         programs=list(programs),

@@ -245,5 +245,5 @@ class InlineHost(ProcessHost):
 
 def _folders(job: Job) -> set[Path]:
     """Return the folders of a job's own code."""
-    source = job.train.source
-    return {job.folder} if source is None else {job.folder, package_root(source)}
+    sources = [section.source for section in job.client_code.values()]
+    return {job.folder, *(package_root(source) for source in sources if source is not None)}

@@ -23,6 +23,7 @@ from flstream.runs.summary import MemorySummary, Summary, summarize
 from flstream.simulation.interruption import handling
 from flstream.simulation.own_code import own_code_problems
 from flstream.telemetry.events import (
+    EVALUATOR,
     SERVER,
     AnyEvent,
     LiveEvent,
@@ -222,6 +223,7 @@ class _Follower:
             {name: peaks[name] for name in processes if name in peaks},
             self._sampler.peak_total_pss,
             dict(self._sampler.nodes) or UNSET,
+            peaks.get(EVALUATOR, UNSET),
         )
         return summary
 

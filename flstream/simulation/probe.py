@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -100,8 +102,9 @@ def _probed(job: Job) -> Probe:
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
     imports = Imports(shared, max(_private_bytes() - before, 0))
-    if job.train.learner is not None:
-        _check_learner(job)
+    for name, section in job.client_code.items():
+        if section.learner is not None:
+            _check_learner(job, name, section.learner, section.args)
     layout, differences = initial_layout(job.model, job.seed)
     return Probe(layout.plain_header[8:], imports, differences)
 
@@ -118,20 +121,19 @@ def _import_modules_of(source: Path) -> None:
         import_libraries([(one.module, one.names) for one in imports if not one.level])
 
 
-def _check_learner(job: Job) -> None:
-    named, args = job.train.learner or "", job.train.args
-    where = f"train.learner {named}"
+def _check_learner(job: Job, section: str, named: str, args: Mapping[str, Any] | str) -> None:
+    where = f"{section}.learner {named}"
     with suppress(ModuleNotFoundError):  # which validate lists by itself
         try:
             learner = load(named)
             check(learner, where, Trains, Evaluates)
             with suppress(ValueError):  # of a class whose signature is not known
                 facts = {"sites": job.clients.count, "seed": job.seed}
-                named_args = args if isinstance(args, dict) else {}  # text is for a script alone
+                named_args = {} if isinstance(args, str) else args  # text is for a script alone
                 signature(learner).bind(**with_facts(learner, named_args, facts))
         except (FlstreamError, ModuleNotFoundError):
             raise
         except TypeError as error:
-            raise UsageError(f"{where} does not take train.args: {error}") from error
+            raise UsageError(f"{where} does not take {section}.args: {error}") from error
         except Exception as error:
             raise UsageError(f"{where}: {type(error).__name__}: {error}") from error

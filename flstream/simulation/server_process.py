@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -32,6 +33,7 @@ from flstream.runs.history import run_started
 from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
+from flstream.server.evaluator import Evaluator
 from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
@@ -43,6 +45,7 @@ from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import limits_for
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
+    EVALUATOR,
     SERVER,
     UNSYNCED,
     AnyEvent,
@@ -61,6 +64,7 @@ from flstream.transport.channel import AbortSignal, is_hung_up
 from flstream.transport.messages import MessageChannel
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
+_EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
 
 _TOO_MANY_FILES = (
     "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
@@ -220,6 +224,11 @@ def _run(
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
             context = ServerContext(job, run, pool, service, rule, reporter.emit, abort, programs)
+            if job.is_scored_centrally:
+                own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
+                stack.enter_context(closing(own))
+                evaluator = Evaluator(replace(context, job=job.of_evaluator(), pool=own))
+                context = replace(context, evaluator=evaluator)
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
@@ -229,6 +238,8 @@ def _run(
             assert initial is not None
             play(context, initial, records, is_built=builder is not None)
             pool.dismiss(_GOODBYE_SECONDS)
+            if context.evaluator is not None:
+                context.evaluator.dismiss(_GOODBYE_SECONDS)
             engine.close(_EXIT_SECONDS)
     except FlstreamError as error:
         if engine is not None and engine.failure:  # whatever has come of it
@@ -272,6 +283,24 @@ def _engine(
         engine.close()
         raise
     return engine, engine.job
+
+
+def _evaluators_pool(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    connect: Callable[..., WorkerHandle],
+    on_started: Callable[[str, int], None],
+    abort: AbortSignal,
+    emit: Emit,
+) -> WorkerPool:
+    """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
+    engine = LocalEngine(host, _EVALUATOR, (job, run), GpuDealer([], None), on_started)
+
+    def start(name: str) -> WorkerHandle:
+        return connect(name, engine.start(name), is_linked=False)
+
+    return WorkerPool([EVALUATOR], True, start, abort, job.clients.round_timeout, emit)
 
 
 def _fitted(job: Job, room: int) -> Job:

@@ -56,6 +56,18 @@ def local_worker(
     worker_main(info, run, train_code(job.train), job.clients.threads, end)
 
 
+def evaluator_worker(
+    job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
+) -> None:
+    """Run the evaluator of a job; its code is told of the job's sites."""
+    own = job.of_evaluator()
+    info = replace(_worker_info(own, run, name), clients=job.clients.count)
+    code = train_code(own.train)
+    if isinstance(code, LearnerCode):
+        code = code._replace(key="evaluate.learner")
+    worker_main(info, run, code, own.clients.threads, end)
+
+
 def node_worker(
     job: Job,
     run: RunDirectory,

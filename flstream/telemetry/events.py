@@ -36,6 +36,9 @@ class Event(msgspec.Struct, kw_only=True, tag_field="kind"):
 SERVER = "server"
 """Name of the server's process, in events and to the sites."""
 
+EVALUATOR = "evaluator"
+"""Name of the process that scores models where ``evaluate.at`` is ``server``."""
+
 
 class Transfer(msgspec.Struct, frozen=True):
     """Cost of transferring bodies in one direction.
@@ -259,18 +262,21 @@ class Warned(Event, tag="warned"):
 
 
 class Evaluated(Event, tag="evaluated"):
-    """Sites have scored a model.
+    """Sites have scored a model, or the evaluator has.
 
     Attributes:
         round: Round of the model.
-        metrics: Mean of each metric over the sites, weighted by their own weights.
-        seconds: How long it took.
-        down: Cost of the model's way to the sites.
+        metrics: The model's score: the evaluator's metrics, or means over the sites, weighted by
+            their own weights. Empty where sites score beside an evaluator, which has scored the
+            model before.
+        seconds: Seconds of the evaluation.
+        down: Cost of the model's way to the sites and to the evaluator.
         version: Version of the model.
         received: Whether the sites had received the model to train it, and sent the metrics with
             their updates.
-        sites: What each site has found: by metric, the values in the order of the run's sites,
-            null for a site without one.
+        sites: Each site's metrics: by metric, the values in the order of the run's sites, null for
+            a site without one.
+        site_metrics: Means over the sites that score beside an evaluator; None without one.
     """
 
     round: int
@@ -280,6 +286,7 @@ class Evaluated(Event, tag="evaluated"):
     version: int
     received: bool = False
     sites: Mapping[str, Sequence[float | None]] = {}
+    site_metrics: Metrics | None = None
 
 
 class ModelsCollected(Event, tag="models_collected"):

@@ -93,7 +93,7 @@ class TrackerFeed:
                 tracker.scalars(GLOBAL, event.round, values, event.time)
                 self._peaks.end_round(event.round, event.time)
             case Evaluated():
-                values = _named("", event.metrics)
+                values = _named("", event.metrics) | _named("sites/", event.site_metrics or {})
                 if not event.received:  # which costs nothing
                     values[f"seconds/{PHASES[-1]}"] = event.seconds
                     values[f"bytes/{PHASES[-1]}"] = float(event.down.bytes)

@@ -24,7 +24,7 @@ from flstream.worker.messages import (
     is_weight,
 )
 
-RESERVED_METRICS = frozenset({"round", "sites", "train"})
+RESERVED_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
 
 

@@ -41,10 +41,12 @@ class LearnerCode(NamedTuple):
     Attributes:
         named: Place of the class: ``/path/to/file.py:Class`` or ``module:Class``.
         arguments: Keyword arguments of its constructor.
+        key: Key of the job file that names it.
     """
 
     named: str
     arguments: dict[str, Any]
+    key: str = "train.learner"
 
 
 TrainCode = ScriptCode | LearnerCode

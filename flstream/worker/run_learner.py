@@ -62,7 +62,7 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
         seed_everything(start_seed(info.seed, ""))
         facts = {"sites": info.clients, "seed": info.seed}
         learner: Any = make(named, with_facts(load(named), code.arguments, facts))
-        check(learner, f"train.learner {named}", Trains, Evaluates)
+        check(learner, f"{code.key} {named}", Trains, Evaluates)
     except BaseException as error:
         log_traceback(error)
         worker.send(Failed("", 0, sentence(error, _source(named))))

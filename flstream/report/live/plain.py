@@ -90,7 +90,9 @@ class PlainView:
             case events.RoundFinished():
                 return self._of(event.round, _finished(event))
             case events.Evaluated(received=True):
-                return self._of(event.round, f"scored by those who received it, {_scores(event)}")
+                metrics = event.metrics or event.site_metrics or {}
+                scores = format_metrics(metrics) or "no metrics"
+                return self._of(event.round, f"scored by those who received it, {scores}")
             case events.Evaluated():
                 took = format_seconds(event.seconds)
                 return self._of(event.round, f"evaluated in {took}, {_scores(event)}")

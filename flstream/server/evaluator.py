@@ -1,0 +1,91 @@
+"""The evaluator: a process that scores models on data that no site has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flstream.codecs.update_form import UpdateForm
+from flstream.errors import SimulationError
+from flstream.model.checkpoint import FileSource
+from flstream.model.order import ORDER
+from flstream.server.collector import ResultCollector
+from flstream.server.context import ServerContext
+from flstream.server.failures import site_failed
+from flstream.server.pooled_worker import SiteLost
+from flstream.server.program_view import Model
+from flstream.server.sampling import site_seed
+from flstream.server.task_plan import plan_task
+from flstream.server.task_run import TaskRun
+from flstream.server.tasks import TaskSpec
+from flstream.telemetry.events import EVALUATOR, Transfer
+from flstream.worker.messages import SiteTask, Task
+
+
+class CentralScore(NamedTuple):
+    """Metrics of a model by the evaluator, and the cost of the model's way there."""
+
+    metrics: dict[str, float]
+    down: Transfer
+
+
+class Evaluator:
+    """The evaluator of a run (``evaluate.at = server``).
+
+    Args:
+        context: The server, with the job and the pool of the evaluator, whose one site it is.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    def prepare(self) -> None:
+        """Start the evaluator's process, and wait until it is ready.
+
+        Raises:
+            SimulationError: Its code failed.
+        """
+        for _ in self._context.pool.prepare(self._lose):
+            pass
+
+    def score(self, model: Model, source: FileSource, effect: int, meta: bytes) -> CentralScore:
+        """Score a model.
+
+        Args:
+            model: The model.
+            source: Its body.
+            effect: Number of the effect that asks for the score.
+            meta: Packed values that the evaluator finds in the model's ``meta``.
+
+        Raises:
+            SimulationError: The evaluator failed, or sent no metrics.
+        """
+        job = self._context.job
+        seed = site_seed(job.seed, EVALUATOR, model.version, "evaluate", 0)
+        order = source.metadata.get(ORDER, "")
+        spec = TaskSpec(
+            Task("evaluate", effect, model.round, job.planned_rounds, meta=meta, order=order),
+            model=source,
+            sites={EVALUATOR: SiteTask(EVALUATOR, 0, seed, None)},
+            form=UpdateForm(source, name=model.digest),
+            seconds=job.clients.round_timeout,
+        )
+        collector = ResultCollector("evaluate", [EVALUATOR], 0)
+        run = TaskRun(self._context, spec, plan_task(job, source.layout, 1), collector)
+        run.run()
+        answer = run.in_order.get(EVALUATOR)
+        reason = collector.failures.get(EVALUATOR, "it has answered without metrics")
+        if answer is None or not answer.metrics:
+            raise SimulationError(_failed(f"the model of round {model.round} has no score", reason))
+        return CentralScore(answer.metrics, run.down)
+
+    def dismiss(self, seconds: float) -> None:
+        """Tell the evaluator that the run is over, and wait until its process has ended."""
+        self._context.pool.dismiss(seconds)
+
+    def _lose(self, lost: SiteLost) -> None:
+        self._context.emit(site_failed(0, lost.site, lost.reason, lost.exit_code))
+        raise SimulationError(_failed("no model can be scored", lost.reason))
+
+
+def _failed(what: str, reason: str) -> str:
+    return f"{what}, since the evaluator failed: {reason}; its log is sites/{EVALUATOR}/log.txt"

@@ -1,0 +1,11 @@
+"""The evaluator's script, where a row has one."""
+
+import flstream.client as flare
+from model import Net, accuracy, targets
+
+flare.init()
+while flare.is_running():
+    model = flare.receive()
+    net = Net(len(model.params["base"]))
+    net.load_state_dict(model.params)
+    flare.send(flare.FLModel(metrics={"accuracy": accuracy(net, targets(net, 1))}))
