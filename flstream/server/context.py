@@ -35,6 +35,7 @@ class ServerContext:
         rule: How updates are folded.
         emit: Takes every event.
         abort: Set once the run is to stop.
+        picture: The picture of the run for its live view.
         programs: What each of the job's workflows does in its first round, as a dry run shows.
         evaluator: Scores models centrally; None where sites do.
         hints: Names of the hints that this process has given.
@@ -47,6 +48,7 @@ class ServerContext:
     rule: AggregationRule
     emit: Emit
     abort: AbortSignal
+    picture: LivePicture
     programs: Sequence[ProgramOutline]
     evaluator: Evaluator | None = None
     hints: set[str] = field(default_factory=set)
@@ -69,11 +71,6 @@ class ServerContext:
         """
         workers = self.job.clients.worker_names
         return workers[self.job.clients.site_names.index(site) % len(workers)]
-
-    @cached_property
-    def picture(self) -> LivePicture:
-        """The picture of the run for its live view."""
-        return LivePicture(self.emit)
 
     @cached_property
     def update_codecs(self) -> CodecChain:

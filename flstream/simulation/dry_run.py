@@ -172,7 +172,9 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
         # A fork server removes what is left of it if the program ends the process.
         with tempfile.TemporaryDirectory(prefix=temporary_prefix(os.getppid())) as folder:
             run, rule = RunDirectory(Path(folder)), rule_for(job.aggregation)
-            context = ServerContext(job, run, nobody, nobody, rule, lambda *_: None, nobody, ())
+            context = ServerContext(
+                job, run, nobody, nobody, rule, lambda *_: None, nobody, nobody, ()
+            )
             store = ModelStore(context)
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
             effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)

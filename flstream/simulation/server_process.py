@@ -34,6 +34,7 @@ from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.evaluator import Evaluator
+from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
@@ -223,7 +224,10 @@ def _run(
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
-            context = ServerContext(job, run, pool, service, rule, reporter.emit, abort, programs)
+            emit = reporter.emit
+            context = ServerContext(
+                job, run, pool, service, rule, emit, abort, LivePicture(emit), programs
+            )
             if job.is_scored_centrally:
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
                 stack.enter_context(closing(own))

@@ -78,7 +78,8 @@ class LiveRun:
                 self.names = dict.fromkeys(event.workers or event.sites)
             case events.ModelReady():
                 self.phase = "starting the sites"
-            case events.ProcessReady() if event.process in self.names:
+            case events.ProcessReady() if event.process in (*self.names, events.EVALUATOR):
+                self.names[event.process] = None
                 self.ready.add(event.process)
             case events.RunResumed():
                 self.phase, self.round = "starting the sites", event.round or 0

@@ -1,7 +1,8 @@
 """The evaluator's script, where a row has one."""
 
-import flstream.client as flare
 from model import Net, accuracy, targets
+
+import flstream.client as flare
 
 flare.init()
 while flare.is_running():
