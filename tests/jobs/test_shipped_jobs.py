@@ -49,7 +49,7 @@ def test_byzantine_learns_though_three_of_ten_sites_attack(run):
 
 
 def test_the_variants_of_digits_are_these():
-    names = "swarm cross_site scaffold feddyn ditto fedper private"
+    names = "swarm cross_site evaluator scaffold feddyn ditto fedper private"
     assert [name for name, _ in VARIANTS] == names.split()
 
 
@@ -65,7 +65,8 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     path.write_text(text.replace(lines, lines.replace("# ", "")))
     few = [] if name == "private" else ["clients.count=2", "train.args.batch_size=64"]
     job = load_job(path, [*INLINE, "rounds=1", "train.args.epochs=1", *few])
-    assert name in (job.stages[-1].type, "private")
+    assert name in (job.stages[-1].type, "private", "evaluator")
+    assert job.is_scored_centrally == (name == "evaluator")
     directory = RunDirectory.create(name, tmp_path / "run")
     summary = simulate(job, directory)
     assert (summary.status, list(summary.warnings)) == ("finished", []), summary.error
