@@ -206,6 +206,8 @@ class RunState:
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""
+        if self.context.job.is_scored_centrally:
+            return
         if late := self.asked.take_late(answers):
             first = "its first task" if len(late) == 1 else "their first tasks"
             self.warn(

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 from journal_support import folded, run_started
 
@@ -137,6 +138,8 @@ def test_a_run_is_told_of_as_it_goes_on(fed):
         "seconds/download": 1.0, "seconds/train": 2.0, "seconds/upload_and_fold": 3.0,
         "seconds/checkpoint": 4.0, "bytes/down": 10.0, "bytes/up": 20.0,
     }  # fmt: skip
+    fed.tell(msgspec.structs.replace(EVALUATED, site_metrics={"accuracy": 0.5}))
+    assert fed.tracker.values("global", "sites/accuracy") == [(1, 0.5)]
     fed.feed.close()
     assert len(fed.made) == 1
     assert fed.tracker.is_closed
