@@ -155,13 +155,15 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "digits": ("rounds=2", "engine.type=inline"),
-        "script": ("engine.type=inline",),
         "learner": ("engine.type=inline",),
         "virtual": ("rounds=5",),
         "exchange": ("model.args.size=8 MiB",),
-        "digits, whole": (),
         "virtual, whole": (),
     }
 )
-"""Jobs of this checkout, and their overrides; the whole of two that take longer is of the night."""
+"""Jobs of this checkout, and their overrides; the whole of one that takes longer is of the night."""
+
+BY_PROCESSOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"digits": ("rounds=2",), "script": ("rounds=3",), "digits, whole": ()}
+)
+"""Jobs whose training is rounded by the processor's vector units, so that no table has its bits."""

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 from matrix_draw import drawn
 from matrix_pairs import lacking, pairwise
-from matrix_rows import MODES, ROWS, SHIPPED
+from matrix_rows import BY_PROCESSOR, MODES, ROWS, SHIPPED
 from matrix_runs import DIGESTS, overrides_of, path_of, recorded, run
 from nightly_cases import first_and_nightly
 
@@ -43,7 +43,7 @@ def is_possible(case):
 
 ALIKE = [
     {"fedavg", "swarm", "cross_site", "local optimizer", "stopped", "thin links"}
-    | {"delta both", "own compressor", "numpy", "links that change"},
+    | {"delta both", "own compressor", "numpy", "links that change", "evaluator"},
     {"fedper", "exclude_vars"},  # the base of this model does not depend on its head
     {"median", "own aggregator"},
 ]
@@ -67,9 +67,18 @@ def test_a_model_has_the_bits_of_the_table(case, tmp_path, fork_server):
     assert run(tmp_path / "run", overrides_of(row, size, *how)) == recorded(f"{row}, {size}")
 
 
-@first_and_nightly("job", list(SHIPPED), brief=5)
+@first_and_nightly("job", list(SHIPPED), brief=3)
 def test_a_shipped_job_has_the_bits_of_the_table(job, tmp_path, fork_server):
     assert run(tmp_path / "run", list(SHIPPED[job]), path_of(job)) == recorded(f"jobs/{job}")
+
+
+@first_and_nightly("job", list(BY_PROCESSOR), brief=2)
+def test_a_shipped_job_has_the_same_bits_however_its_bytes_move(job, tmp_path, fork_server):
+    how = list(BY_PROCESSOR[job])
+    other = [*how, "clients.parallel=2", "streaming.tensor_download_chunk_size=4 KiB"]
+    inline = run(tmp_path / "inline", [*how, "engine.type=inline"], path_of(job))
+    assert run(tmp_path / "other", other, path_of(job)) == inline
+    assert inline["accuracy"][-1] > 0.6
 
 
 def test_what_a_row_is_about_makes_a_difference_but_where_it_must_make_none():
