@@ -161,7 +161,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "virtual, whole": (),
     }
 )
-"""Jobs of this checkout, and their overrides; the whole of one that takes longer is of the night."""
+"""Jobs of this checkout, and their overrides; one that takes longer is for the night."""
 
 BY_PROCESSOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"digits": ("rounds=2",), "script": ("rounds=3",), "digits, whole": ()}
