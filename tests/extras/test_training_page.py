@@ -16,6 +16,7 @@ train {{ {code} }}
 TORCHRUN = 'command = "torchrun --nproc_per_node=2"'
 CASES = {
     "client": ("model:Net", "script = client.py", "accuracy"),
+    "split": ("model:Net", "script = split.py", "accuracy"),
     "learner": ("model:Net", 'learner = "learner:Points", args { lr = 0.1 }', "accuracy"),
     "lightning": ("lightning_client:Points", "script = lightning_client.py", "loss"),
     "hf": ("hf_client:build", "script = hf_client.py, preload = [transformers]", "eval_accuracy"),
@@ -34,15 +35,25 @@ def ranks_of(script: str) -> str:
     return begin + script.replace(RECEIVE, RECEIVE + lines) + "dist.destroy_process_group()\n"
 
 
-@first_and_nightly("name", CASES, brief=4)
+def split_of(script: str) -> str:
+    """Return a script that records its labels, by the call that the page names."""
+    assert "`partition.record(labels)`" in PAGE
+    record = "from flstream.client import partition\npartition.record(data[1])\n"
+    return script.replace("while flare", record + "while flare")
+
+
+@first_and_nightly("name", CASES, brief=5)
 def test_the_code_on_the_page_runs(jobs, name):
     model, code, metric = CASES[name]
     job = JOB.format(model=model, code=code)
-    files = {**FILES, "ranks.py": ranks_of(FILES["client.py"]), "job.conf": job}
-    run = jobs.run_files(files)
+    client = FILES["client.py"]
+    made = {"ranks.py": ranks_of(client), "split.py": split_of(client), "job.conf": job}
+    run = jobs.run_files({**FILES, **made})
     assert run.summary.status == "finished", run.summary.error
     assert metric in run.summary.metrics[1]
     assert run.summary.warnings == []
+    if name == "split":
+        assert (run.directory.site("site-1") / "split.json").is_file()
     if name == "hf":
         [before, after] = (scores[metric] for scores in run.summary.metrics[:2])
         assert before < 0.6 < 0.8 < after
