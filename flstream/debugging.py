@@ -22,7 +22,7 @@ class DebuggedSite:
         site: Name of the site.
         round: Round of the training, from 1.
         has_trained: Whether its training is over.
-        weight: Weight of its answer; None where it has failed.
+        weight: Weight of its answer; None where it has failed, or was stopped in pdb.
         metrics: Metrics of its answer.
         failure: Why it has failed; empty where it has not.
     """

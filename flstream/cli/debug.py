@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flstream.cli.options import JobPath, Overrides, job_file
-from flstream.cli.status import DONE, FAILED
+from flstream.cli.status import DONE, FAILED, STOPPED
 
 
 def debug(
@@ -49,6 +49,8 @@ def debug(
     if answer.failure:
         report_error(f"{site} failed in round {round_number}: {answer.failure}")
         raise typer.Exit(FAILED)
+    if answer.weight is None:  # pdb was left with q
+        raise typer.Exit(STOPPED)
     metrics = f", {format_metrics(answer.metrics)}" if answer.metrics else ""
     make_console().out(
         f"{site} answered in round {round_number}: weight {answer.weight:g}{metrics}"

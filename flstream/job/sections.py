@@ -645,7 +645,7 @@ class StreamingSection(Section):
     The model that results is the same, bit for bit. In native mode the model is serialised into one
     message. In map mode the clients of this machine map the server's checkpoint, and pay for what
     training writes to alone: it is for evaluation, and for models most of which is frozen. Updates
-    are pulled. The page [mapping.md](mapping.md) says more.
+    are pulled. docs/large-models.md says when.
     """
 
     tensor_download_chunk_size: ChunkSize = 2 * MIB

@@ -79,6 +79,15 @@ def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job):
     assert [path.name for path in job.iterdir() if path.name.startswith(".flstream")] == []
 
 
+def test_a_site_that_is_left_in_pdb_ends_like_a_run_that_was_stopped(job):
+    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    terminal = Terminal("debug", str(job), "--site", "site-1")
+    terminal.until("(Pdb) ")
+    terminal.enter("q\n")
+    assert terminal.status() == 130
+    assert "Traceback" not in terminal.output
+
+
 def test_the_model_of_a_cyclic_round_is_made_by_the_sites_before(flstream_here, job):
     (job / "job.conf").write_text(JOB.replace("TYPE", "cyclic"))
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")

@@ -132,12 +132,6 @@ def job(heading: str) -> dict[str, str]:
     return dict(FILE.findall(MOVING.partition("\n## ")[0]) + FILE.findall(section(heading)))
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading, without its head."""
-    lines = [line for line in section(heading).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-
-
 def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(jobs):
     shown = job(NVFLARE)
     before = shown["client.py"]
@@ -148,7 +142,7 @@ def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits
     scores = [each.get("accuracy") for each in unchanged.metrics]
     assert scores[0] < 0.7 < 0.9 < scores[-2]
     shown["client.py"] = before.replace("nvflare.client", "flstream.client")
-    for line in re.findall(r"^    (import .*|from .*)$", section("One line changed"), re.MULTILINE):
+    for line in re.findall(r"`((?:import|from) [^`]*)`", section("One line changed")):
         assert line in shown["client.py"].splitlines()
     changed = jobs.run_files(shown, "train.alias=null").summary
     assert changed.model.digest == unchanged.model.digest
@@ -166,12 +160,14 @@ def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
     assert script.model.digest == learner.model.digest
 
 
-def test_the_tables_of_nvflares_names_are_those_that_are_known():
-    listed: dict[str, set[str]] = {}
-    for modules, names in table("No line changed"):
-        for module in re.findall(r"`(nvflare\.[\w.]+)`", modules):
-            listed[module] = set(re.findall(r"`(\w+)`", names))
+def test_the_names_and_classes_of_nvflares_that_the_page_lists_are_known():
     client = set(flstream.client.__all__) - OWN
+    listed: dict[str, set[str]] = {}
+    text = " ".join(section("No line changed").split())
+    for modules, names in re.findall(r"((?:`nvflare[\w.]+`(?:, )?)+): (.*?)(?=;| - |$)", text):
+        for module in re.findall(r"`([\w.]+)`", modules):
+            same = client if names.startswith("the same") else set()
+            listed[module] = same | set(re.findall(r"`(\w+)`", names))
     own = {"nvflare.client": client, "nvflare.client.api": client}
     own |= {f"nvflare.client.{trainer}": client | {"patch"} for trainer in ("hf", "lightning")}
     own["nvflare.client.decorator"] = {"train", "evaluate"}
@@ -180,8 +176,7 @@ def test_the_tables_of_nvflares_names_are_those_that_are_known():
     other = {module: {each.__name__ for each in classes} for module, classes in NAMES.items()}
     other["nvflare.app_opt.pt.fedproxloss"] = {"PTFedProxLoss"}
     assert listed == own | other
-    classes = {name for names, _ in table("Job folders") for name in re.findall(r"`(\w+)`", names)}
-    assert classes == {*CLASSES}
+    assert set(re.findall(r"`([A-Z][a-z]\w+)`", section("Job folders"))) <= {*CLASSES}
 
 
 def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
@@ -190,7 +185,7 @@ def test_what_the_page_shows_of_a_job_folder_is_what_the_command_prints(
     monkeypatch.chdir(tmp_path)
     init(from_nvflare=nvflare_folders / "scatter_gather")
     printed = capsys.readouterr().out.splitlines()
-    [block] = re.findall(r"^```\n\$ (.*?)^```$", section("Job folders"), re.MULTILINE | re.DOTALL)
-    command, *shown = block.splitlines()
+    [block] = blocks(section("Job folders"), "console")
+    command, *shown, _ = block.removeprefix("$ ").splitlines()
     assert command == "flstream init --from-nvflare jobs/small-net"
     assert [line for line in printed if line in shown] == shown
