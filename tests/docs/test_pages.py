@@ -120,6 +120,7 @@ def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path):
     [chain] = blocks(page("filters"), "hocon")
     assert [each.type for each in loaded(tmp_path, JOB + chain).filters.up][-1] == "gaussian"
     [links], [trace] = (blocks(page("network"), kind) for kind in ("hocon", "csv"))
+    trace = trace.partition("\n")[2]  # below the name of the file
     job = loaded(tmp_path, JOB + links, **{"links.csv": trace})
     found = job.network.links(job.clients.site_names, job.seed)
     assert (found["site-1"].period, found["site-1"].trace[1].up) == (3, 7e6)
