@@ -117,7 +117,7 @@ def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path):
     codecs = blocks(page("codecs"), "hocon")[0]
     coded = loaded(tmp_path, JOB + codecs).streaming.codecs
     assert [each.type for each in coded.up] == ["topk", "shuffle", "zstd"]
-    [chain] = blocks(page("filters"), "hocon")
+    chain = blocks(page("filters"), "hocon")[0]
     assert [each.type for each in loaded(tmp_path, JOB + chain).filters.up][-1] == "gaussian"
     [links], [trace] = (blocks(page("network"), kind) for kind in ("hocon", "csv"))
     trace = trace.partition("\n")[2]  # below the name of the file
@@ -129,7 +129,7 @@ def test_sections_that_pages_show_are_valid_and_mean_what_they_say(tmp_path):
 
 def test_the_filter_of_ones_own_on_its_page_works(tmp_path):
     [own] = blocks(page("filters"), "python")
-    [line] = re.findall(r"^    (filters \{ up = .*)$", page("filters"), flags=re.MULTILINE)
+    line = blocks(page("filters"), "hocon")[1]
     specs = loaded(tmp_path, JOB + line, **{"signs.py": own}).filters.up
     source = filtered(MemoryBody.of({"w": np.ones(9)}), specs, Passage("site-1", 1, "up", 3))
     assert set(np.abs(np.frombuffer(body_of(source)))) == {0.001}
