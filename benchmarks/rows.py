@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -100,19 +102,37 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print("\n".join(table.lines()), flush=True)
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of formatted cells as a Markdown table."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+Part = Callable[[Path, int], Iterator[Row]]
+"""A measurement: makes its rows, given a scratch folder and a divisor of all sizes."""
+
+
+def markdown_section(part: Part, rows: Sequence[Row]) -> str:
+    """Return the figures of a part as a section of Markdown: a line a case, a column a measure.
+
+    Heading and text are from the part's docstring. Rows are named ``measure: case`` or ``measure,
+    case``. Of several with one name, the first is shown.
+    """
+    heading, *text = inspect.cleandoc(part.__doc__ or "").split("\n\n")
+    heading = heading.removesuffix(".").removeprefix("Measure ").removeprefix("the ")
+    figures: dict[tuple[str, str], str] = {}
+    for row in rows:
+        measure, colon, case = row.what.partition(": ")
+        if not colon:
+            measure, _, case = row.what.rpartition(", ")
+        missed = "" if row.is_met else " (missed)"
+        figures.setdefault((case, measure), row.cells[1] + missed)
+    cases, measures = (list(dict.fromkeys(names)) for names in zip(*figures, strict=True))
+    table = [["", *measures], ["---"] * (len(measures) + 1)]
+    table += [[case, *(figures.get((case, each), "") for each in measures)] for case in cases]
+    lines = (f"| {' | '.join(cells)} |" for cells in table)
+    return "\n".join(
+        [f"## {heading[:1].upper()}{heading[1:]}", *text, *([""] if text else []), *lines]
+    )
 
 
 def machine() -> str:
     """Return the versions of the libraries, the system and the machine in words."""
     return ", ".join(" ".join(fact) for fact in this_machine().in_words().items())
-
-
-Part = Callable[[Path, int], Iterator[Row]]
-"""A measurement: makes its rows, given a scratch folder and a divisor of all sizes."""
 
 
 def by_name(*parts: Callable[[Path, int], Iterator[Row]]) -> dict[str, Part]:
@@ -134,18 +154,19 @@ def measure_parts(parts: Mapping[str, Part], description: str) -> None:
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="write a page of them there")
     parser.epilog = "parts: " + ", ".join(parts)
     options = parser.parse_args()
-    rows: list[Row] = []
+    measured: dict[str, list[Row]] = {}
     for name, part in parts.items():
         if not options.only or name in options.only:
             print(f"measuring: {name.replace('_', ' ')}", file=sys.stderr, flush=True)
             # In the current directory, since /tmp may be memory.
             with tempfile.TemporaryDirectory(prefix="flstream-bench-", dir=".") as folder:
-                rows += part(Path(folder), options.scale)
-    cells = [row.cells for row in rows]
-    print_table(HEADS, cells)
+                measured[name] = list(part(Path(folder), options.scale))
+    rows = [row for part_rows in measured.values() for row in part_rows]
+    print_table(HEADS, [row.cells for row in rows])
     if options.markdown is not None:
         written = f"Written by `{Path(sys.argv[0]).name}` on {date.today()}: {machine()}."
-        page = f"# {description.removesuffix('.')}\n\n{written}\n\n{markdown_table(HEADS, cells)}"
-        options.markdown.write_text(page)
+        page = [f"# {description.removesuffix('.')}", textwrap.fill(written, 100)]
+        page += [markdown_section(parts[name], measured[name]) for name in measured]
+        options.markdown.write_text("\n\n".join(page) + "\n")
     if options.json is not None:
         options.json.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")

@@ -676,7 +676,7 @@ class StreamingSection(Section):
 
     It pays over links and networks. The receiver compares digests of blocks of 64 KiB with those of
     what it has: the tensors that it receives into, or the model that an update was trained from.
-    The page [fewer-bytes.md](fewer-bytes.md) says what it costs.
+    docs/codecs.md says what it costs.
     """
 
     @property
@@ -737,7 +737,7 @@ class EngineSection(Section):
     runtime_env: FreeArgs = Field(default_factory=dict)
     """What else Ray brings to the nodes, as its `runtime_env` has it: pip, env_vars, excludes, ...
 
-    The job's folder is its `working_dir`; [cluster.md](cluster.md) says what of it stays behind.
+    The job's folder is its `working_dir`; docs/cluster.md says what stays behind.
     """
 
     pdb: Flag = False

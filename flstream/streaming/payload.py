@@ -1,8 +1,9 @@
 """Payloads: nested structures as named tensors and one small message.
 
 The message is a list of nodes in msgpack, in the order of a walk through the value, as described
-in docs/protocol.md. Nothing in it is unpickled, imported or called by its name: a receiver looks
-names up among the types that it registered itself. After NVFlare's FOBS and ``TensorDecomposer``.
+in docs/internals/protocol.md. Nothing in it is unpickled, imported or called by its name: a
+receiver looks names up among the types that it registered itself. After NVFlare's FOBS and
+``TensorDecomposer``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Packets of a data connection: a fixed header, a payload, and its digest.
 
 A packet is either a small message (msgpack) or a frame (bytes of a body). A reply names the request
-that it answers. docs/protocol.md has all of it.
+that it answers. docs/internals/protocol.md has all of it.
 """
 
 from __future__ import annotations

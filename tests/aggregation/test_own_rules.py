@@ -103,7 +103,7 @@ def test_what_is_no_rule_is_refused(wrong, why):
         FoldRule(**wrong).check_count(3)
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "robust.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
 RULES = """
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Peers that do not keep to docs/protocol.md, though their digests are right, or send junk."""
+"""Peers with right digests that do not keep to docs/internals/protocol.md, or send junk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Two sockets joined packet by packet: what passes is seen, and can be harmed on its way.
 
-It knows the wire format as docs/protocol.md has it, and nothing of flstream. So faults strike real
-sockets, whatever is at their ends.
+It knows the wire format of docs/internals/protocol.md, and nothing of flstream. So faults strike
+real sockets, whatever is at their ends.
 """
 
 from __future__ import annotations

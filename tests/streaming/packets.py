@@ -1,4 +1,4 @@
-"""Packets as docs/protocol.md has them, made and read by hand, without flstream."""
+"""Packets as docs/internals/protocol.md has them, made and read by hand, without flstream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver that was written from docs/protocol.md alone, and knows nothing of flstream.
+"""A receiver that was written from docs/internals/protocol.md alone, and knows nothing of flstream.
 
 Direct reads and encoded frames, which a receiver has to allow, are left out.
 """

@@ -29,7 +29,7 @@ class Listening:
         return socket.create_connection((host, int(port)), 10)
 
     def greeted(self):
-        """One that is asked for its proof, and the proof, made as docs/protocol.md has it."""
+        """One that is asked for its proof, and the proof, as docs/internals/protocol.md has it."""
         sock = self.raw()
         greeting = b"FLSA\1" + bytes(3) + b"receiver" + bytes(8) + self.token.id + os.urandom(32)
         sock.sendall(greeting)

@@ -39,7 +39,7 @@ def through_numpy(weight, _path):
         (by_torch, 2 * HALF, True),  # after the last byte, and before it counts as sent
         (through_a_view, HALF, True),
         (of_a_file, HALF, True),
-        (through_numpy, HALF, False),  # as docs/protocol.md says
+        (through_numpy, HALF, False),  # as docs/internals/protocol.md says
     ],
 )
 @pytest.mark.parametrize("sink", ["memory", "file"])
