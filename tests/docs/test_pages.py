@@ -140,13 +140,8 @@ def test_tables_have_whatever_there_is():
         return set(re.findall(r"^\| `(\w+)[ `]", page(name), flags=re.MULTILINE))
 
     assert rows("filters") == set(filter_sections.BUILT_IN)
-<<<<<<< HEAD
-    assert rows("fewer-bytes") >= set(codec_sections.BUILT_IN)
-    workflows = re.findall(r"^\| `(\w+)`", page("workflows").partition("## ")[0], re.MULTILINE)
-=======
     assert rows("codecs") >= set(codec_sections.BUILT_IN)
-    workflows = re.findall(r"^\| \[?`(\w+)`", page("workflows").partition("## ")[0], re.MULTILINE)
->>>>>>> h4
+    workflows = re.findall(r"^\| `(\w+)`", page("workflows").partition("## ")[0], re.MULTILINE)
     assert set(workflows) == set(BUILT_IN)
     assert {*workflows} <= anchors(page("workflows"))
     assert rows("cluster") == set(get_args(Engine))
