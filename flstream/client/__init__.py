@@ -22,12 +22,14 @@ run anew for each site and task, and its loop ends after that task. A class like
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
+from flstream.client.file_model import edit
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner, SiteContext
 from flstream.client.optimizer_state import restore_optimizer
@@ -49,6 +51,7 @@ __all__ = [
     "SiteContext",
     "clear",
     "device",
+    "edit",
     "evaluate",
     "get_config",
     "get_job_id",
@@ -114,6 +117,7 @@ def is_running() -> bool:
 def receive(
     timeout: float | None = None,
     into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    file: str | os.PathLike[str] | None = None,
 ) -> FLModel | None:
     """Fetch the global model, and seed Python's, NumPy's and torch's generators.
 
@@ -124,26 +128,35 @@ def receive(
         into: Module, or its state dict, whose parameters and buffers receive the bytes in place,
             so that there is no second copy, also on another device; of a PEFT model, its adapter.
             None to allocate new memory.
+        file: Path of a safetensors file into which the model is received, in the place of
+            ``params``: no process has the model in memory, and bytes that a file of the same
+            tensors has already are not fetched. A relative path is below the site's own working
+            folder. An existing file is written over. :func:`edit` reads and writes its tensors.
 
     Returns:
         The model, with writable tensors (or arrays, if ``train.exchange_format`` is numpy) in
-        ``params``; None if the run is over or no task came within ``timeout``.
+        ``params``, or the path of the file in ``file``; None if the run is over or no task came
+        within ``timeout``.
 
     Raises:
-        ClientError: The model does not fit ``into``.
+        ClientError: The model does not fit ``into``, or bodies travel beside it that a file does
+            not hold.
+        CheckpointError: The file cannot be written.
         StreamingError: The model did not arrive.
     """
-    return _current().receive(timeout, into)
+    return _current().receive(timeout, into, file=file)
 
 
 def send(model: FLModel, clear_cache: bool = True) -> None:
     """Answer the current task, and wait until the server has fetched the update.
 
     A training task is answered with ``params``: dense tensors on any device or NumPy arrays of the
-    received names, dtypes and shapes. They stay in place while the server fetches them range by
-    range. If sites share a process and the model is small, they are copied instead, and sent
-    together with the updates of other sites. An evaluation is answered with ``metrics`` alone, and
-    a task to submit a model with ``params``.
+    received names, dtypes and shapes; or with ``file``, a safetensors file of such tensors, which
+    must not be written to until this returns. Where sites outnumber workers, the file is moved to
+    the server's folder, if that is on the same disk. Tensors stay in place while the server fetches
+    them range by range. If sites share a process and the model is small, they are copied instead,
+    and sent together with the updates of other sites. An evaluation is answered with ``metrics``
+    alone, and a task to submit a model with ``params`` or ``file``.
 
     Args:
         model: The answer.

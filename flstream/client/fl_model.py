@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,7 +44,7 @@ class FLModel:
     """Model that a site receives or sends.
 
     Attributes:
-        params: Tensors or arrays by name; None if only metrics are sent.
+        params: Tensors or arrays by name; None if only metrics are sent, or a file.
         params_type: Whether ``params`` are weights or a difference; a string is converted.
         metrics: Numbers by name, such as ``{"accuracy": 0.97}``, also scalars of NumPy or torch;
             None for none.
@@ -58,6 +59,8 @@ class FLModel:
             values.
         optimizer_params: State of an optimizer as plain values, without tensors; None for none.
         start_round: Number of the first round, as in NVFlare.
+        file: Path of a safetensors file with the tensors, in the place of ``params``; a relative
+            one is below the site's own working folder. None for none.
     """
 
     params: Params | None = None
@@ -68,6 +71,7 @@ class FLModel:
     meta: dict[str, Any] = field(default_factory=dict)
     optimizer_params: dict[str, Any] | None = None
     start_round: int | None = 0
+    file: str | None = None
 
     def __post_init__(self) -> None:
         self.check()
@@ -88,6 +92,13 @@ class FLModel:
                 raise ClientError(
                     f"FLModel({name}=...) was given a {type(value).__name__}; give it {kind}"
                 )
+        if isinstance(self.file, os.PathLike):
+            self.file = os.fspath(self.file)
+        if self.file is not None and not isinstance(self.file, str):
+            kind = type(self.file).__name__
+            raise ClientError(f"FLModel(file=...) was given a {kind}; give it the path of a file")
+        if self.file is not None and self.params is not None:
+            raise ClientError("FLModel was given both params and file; give it one of them")
 
 
 def check_kinds(update: Layout, layout: Layout | None) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flstream.client.fl_model import FLModel
+from flstream.client.site_folder import WORK_FOLDER
+
+MODEL_FILE = "model.safetensors"
+"""Name of the file that a learner gets the model in, below the site's work folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,10 @@ class SiteContext:
     model_args: Mapping[str, Any]
     _state_dir: Callable[[], Path]
 
+    def path_of(self, file: str | os.PathLike[str]) -> Path:
+        """Return the absolute path of a file; a relative one is below the site's work folder."""
+        return Path(self.folder, WORK_FOLDER, file)
+
     @property
     def state_dir(self) -> Path:
         """Folder for the site's own files, with the content that its last training left.
@@ -67,9 +76,13 @@ class Learner:
 
     Attributes:
         site: Current site and task, set before each call.
+        exchange: ``"params"``, or ``"file"`` for a class whose methods are given the path of a
+            safetensors file with the model in place of an :class:`FLModel`, and may answer with
+            ``FLModel(file=path)``: see :func:`flstream.client.edit`.
     """
 
     site: SiteContext
+    exchange: Literal["params", "file"] = "params"
 
     def setup(self) -> None:
         """Prepare for ``self.site``; called when it is another site than in the last task."""

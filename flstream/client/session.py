@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from flstream.client.fl_model import FLModel
@@ -58,7 +60,9 @@ class TaskTurn(ABC):
         return None
 
     @abstractmethod
-    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+    def receive(
+        self, into: Into | None = None, place: Place | None = None, file: Path | None = None
+    ) -> FLModel:
         """Return the model, and seed the global random generators."""
 
     @abstractmethod
@@ -201,7 +205,11 @@ class Session:
         return is_running
 
     def receive(
-        self, timeout: float | None = None, into: Into | None = None, place: Place | None = None
+        self,
+        timeout: float | None = None,
+        into: Into | None = None,
+        place: Place | None = None,
+        file: str | os.PathLike[str] | None = None,
     ) -> FLModel | None:
         """Fetch the model of the next task, or return that of the current one again.
 
@@ -210,13 +218,17 @@ class Session:
             into: The same.
             place: Function that returns the tensors to receive into, or None to allocate memory; in
                 the place of ``into``, and called only if the model was not received before.
+            file: As for :func:`flstream.client.receive`.
         """
+        if file is not None and (into is not None or place is not None):
+            raise ClientError("receive() was given both into and file; give it one of them")
         if not self._has_task("receive", timeout):
             return None
-        if into is not None or place is not None:
+        if into is not None or place is not None or file is not None:
             self.expect_model()
         if self._model is None:
-            self._model, self._into = self.turn.receive(into, place), into
+            path = None if file is None else self.context.path_of(file)
+            self._model, self._into = self.turn.receive(into, place, path), into
         elif into is not None and into is not self._into:
             raise ClientError(
                 "the model of this task was received before, into other tensors; give into to the "

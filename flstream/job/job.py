@@ -186,6 +186,17 @@ class Job(Section):
         return self.evaluate.at == "server"
 
     @property
+    def is_direct(self) -> bool:
+        """Whether processes of one machine may read each other's files and memory."""
+        return self.streaming.direct == "auto" and self.streaming.mode != "native"
+
+    @property
+    def is_on_one_disk(self) -> bool:
+        """Whether workers may write files of the server, as no transfer is to be seen or slowed."""
+        is_seen = self.network.is_on or self.streaming.codecs.of_updates.is_framed
+        return self.engine.is_local and self.is_direct and not is_seen
+
+    @property
     def client_code(self) -> dict[str, TrainSection | EvaluateSection]:
         """The sections whose code of the client API the job runs, by name."""
         central = {"evaluate": self.evaluate} if self.is_scored_centrally else {}

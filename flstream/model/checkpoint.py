@@ -8,6 +8,7 @@ import stat
 import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -50,7 +51,7 @@ class BodyFile:
         metadata: Strings of the header.
         header_bytes: Length of the header in bytes: where the body begins in the file.
         fd: Descriptor of the file, open as long as this object exists.
-        is_used: Whether it has held a model before: never.
+        is_used: Whether it has held a model before.
 
     Args:
         name: Name of the file, for messages.
@@ -108,6 +109,10 @@ class BodyFile:
                 f"{self._name}: bytes {start} to {start + len(view)} cannot be written: "
                 f"{error.strerror}"
             ) from error
+
+    def close(self) -> None:
+        """Close the file, before its last reference goes."""
+        self._release()
 
     def _cut_short(self, reached: int) -> CheckpointError:
         return CheckpointError(
@@ -328,6 +333,47 @@ class FileSink(BodyFile):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def file_to_overwrite(path: Path, layout: Layout, metadata: Mapping[str, str]) -> BodyFile:
+    """Open a safetensors file to write a body into it, in place.
+
+    A file of the same header keeps its bytes until they are written over, and is ``is_used``; any
+    other gives way to a new one. So does a file of several names, or one that a link leads to.
+
+    Args:
+        path: Path of the file, which need not exist.
+        layout: Tensors of the body.
+        metadata: Strings of its header.
+
+    Raises:
+        CheckpointError: It cannot be written, or is being written through another descriptor.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = open_to_write(path, keep=True)
+    except (OSError, ValueError) as error:
+        flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
+        raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
+    with suppress(CheckpointError):
+        known = header_of(fd, str(path))
+        if known.layout == layout and known.metadata == metadata:
+            file = BodyFile(str(path), fd, known)
+            file.is_used = True
+            return file
+    header = layout.header(metadata)
+    size = len(header) + layout.nbytes
+    file = BodyFile(str(path), fd, FileHeader(layout, dict(metadata), len(header)))
+    try:
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, size)
+        write_at(fd, memoryview(header), 0)
+    except OSError as error:
+        os.ftruncate(fd, 0)
+        raise CheckpointError(f"{path} needs {size} bytes of disk: {error.strerror}") from error
+    return file
 
 
 def unnamed_file(layout: Layout, folder: Path) -> BodyFile:

@@ -251,7 +251,7 @@ class UpdateStore:
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
-        is_written = bool(training.at) and plan.in_files
+        is_written = plan.in_files and (bool(training.at) or context.job.is_on_one_disk)
         task = Task(
             "train",
             training.number,
@@ -262,7 +262,7 @@ class UpdateStore:
             meta=training.meta,
             order=self._store.source(training.base).metadata.get(ORDER, ""),
             joined=list(bodies),
-            # Where a site folds, workers write the updates of shared ones themselves.
+            # Nothing is to be fetched then, and a file is not copied.
             folder=str(context.run.updates(training.number)) if is_written else "",
             inline=plan.inline_bytes(source.layout),
         )

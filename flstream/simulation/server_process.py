@@ -209,7 +209,7 @@ def _run(
                 abort=abort,
                 emit=reporter.emit,
                 is_linked=job.network.is_on,
-                is_direct=job.streaming.direct == "auto" and job.streaming.mode != "native",
+                is_direct=job.is_direct,
                 has_deadlines=not job.engine.is_inline,
             )
             names, start = job.clients.worker_names, engine.start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
 from flstream.job.bodies import NUM_STEPS
+from flstream.model.checkpoint import FileSource
+from flstream.model.composed import arranged, composed
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, Params
@@ -27,6 +30,9 @@ from flstream.worker.messages import (
 RESERVED_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
 """Names that a metric must not have, since the summary uses them beside the metrics."""
 
+
+SITE = "flstream.site"
+"""Key of the site's name in the header of a file that it has received a model into."""
 
 _WEIGHT_KEYS = ("num_examples", NUM_STEPS)
 
@@ -83,38 +89,45 @@ def framework_of(params: Params) -> Framework:
     return "numpy" if arrays and params else "pytorch"
 
 
-def params_to_send(
+def names_to_send(
+    names: Collection[str],
     model: FLModel,
     task: Task,
     layout: Layout | None,
     selected: Collection[str] | None,
     held_back: Collection[str],
-) -> tuple[Params, bool]:
-    """Return an update's tensors to send, and whether some are missing among them.
+) -> tuple[Collection[str], bool]:
+    """Return the names of an update's tensors to send, and whether some are missing among them.
 
-    Tensors that are not aggregated keep their old values, so they are left out. ``selected`` names
-    the layout's tensors that are aggregated, None for all; ``held_back`` the ones that the code did
-    not receive, and need not send.
+    Tensors that are not aggregated keep their old values, so they are left out.
+
+    Args:
+        names: Names of the answer's tensors.
+        model: The answer.
+        task: The task.
+        layout: Layout of the received model; None if it was not received.
+        selected: Names of the layout's tensors that are aggregated; None for all.
+        held_back: Names of those that the code did not receive, and need not send.
     """
-    if task.kind == "submit_model" and (not model.params or model.params_type == ParamsType.DIFF):
-        what = "no params" if not model.params else "a difference as its params"
+    if task.kind == "submit_model" and (not names or model.params_type == ParamsType.DIFF):
+        what = "no params" if not names else "a difference as its params"
         raise ClientError(
             f"the answer to the task submit_model has {what}; send the whole model as "
             "FLModel(params=...)"
         )
-    if model.params is None:
+    if model.params is None and model.file is None:
         raise ClientError(
             f"the answer to round {task.round}'s training has no params; "
             "send FLModel(params=..., ...)"
         )
     partial = bool(model.meta.get("partial", False))
     if layout is None:
-        return model.params, partial
+        return names, partial
     if selected is None:
         selected = layout.by_name.keys()
     if len(selected) == len(layout.tensors) and not held_back:
-        return model.params, partial
-    own_name = {name: layout.aliases.get(name, name) for name in model.params}
+        return names, partial
+    own_name = {name: layout.aliases.get(name, name) for name in names}
     if not partial:
         # The server treats this update as partial, so it would not notice that one is missing.
         missing = set(selected).difference(own_name.values(), held_back)
@@ -124,8 +137,52 @@ def params_to_send(
                 "or say that it is meant: meta={'partial': True}"
             )
     left_out = layout.by_name.keys() - selected
-    params = {name: value for name, value in model.params.items() if own_name[name] not in left_out}
-    return params, True
+    return [name for name in names if own_name[name] not in left_out], True
+
+
+def file_to_send(path: Path, site: str, received: Layout | None, beside: Sequence[str]) -> Source:
+    """Open the file of an answer, whose tensors are put in the order in which models travel.
+
+    Args:
+        path: Path of the file.
+        site: Name of the site.
+        received: Layout of the received model; None if it was not received.
+        beside: Names of the bodies that the workflow folds beside the model.
+
+    Raises:
+        CheckpointError: It is no sound safetensors file.
+        ClientError: The workflow folds bodies that a file does not have, or another site has
+            received its model into this file.
+    """
+    expect_file_alone(beside)
+    source = FileSource(path)
+    owner = source.metadata.get(SITE, site)
+    if owner != site:
+        raise ClientError(
+            f"{path} has the model of {owner}, which received it after {site} did; give each site "
+            "a file of its own, such as a relative path"
+        )
+    if source.layout == received or source.layout.is_canonical:
+        return source
+    return arranged(source)
+
+
+def expect_file_alone(beside: Sequence[str]) -> None:
+    """Refuse a model in a file where bodies travel beside it."""
+    if beside:
+        raise ClientError(
+            f"the workflow has {beside[0]!r} travel beside the model, which a file does not hold; "
+            "leave file out of receive() and of FLModel, or take another workflow"
+        )
+
+
+def part_of(source: Source, names: Collection[str]) -> Source:
+    """Return the tensors of some names of a source; the source itself if these are all."""
+    layout = source.layout
+    if layout.by_name.keys() <= set(names):
+        return source
+    own = [name for name in names if name in layout.by_name]
+    return composed({name: (source, layout.by_name[name]) for name in own})
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:

@@ -134,11 +134,15 @@ class RankTurn(TaskTurn):
         super().__init__(task.kind, site)
         self._task = task
 
-    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+    def receive(
+        self, into: Into | None = None, place: Place | None = None, file: Path | None = None
+    ) -> FLModel:
         """Return the model of rank 0's task with empty ``params``."""
         if self.received is None:
             assert self.site is not None  # the session has the task
             self.received = received_model(self._task, self.site.name, {})
+            if file is not None:
+                self.received.params, self.received.file = None, str(file)
             seed_everything(self.site.seed)
         return self.received
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flstream.client.fl_model import FLModel
-from flstream.client.learner import SiteContext
+from flstream.client.learner import MODEL_FILE, SiteContext
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter, knows_task
 from flstream.client.site_folder import enter_work_folder
@@ -88,7 +88,12 @@ def serve_learner(worker: Worker, code: LearnerCode) -> None:
             return
         if not hasattr(learner, turn.kind):
             raise ClientError(f"{kind_of} has no method {turn.kind}(self, model); define it")
-        answer = getattr(learner, turn.kind)(turn.receive())
+        if getattr(learner, "exchange", "params") == "file":
+            file = site.path_of(MODEL_FILE)
+            given: Any = turn.receive(file=file).file
+        else:
+            given = turn.receive()
+        answer = getattr(learner, turn.kind)(given)
         if not isinstance(answer, FLModel):
             raise ClientError(
                 f"{kind_of}.{turn.kind}() returned a {type(answer).__name__}; "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -22,10 +23,12 @@ from flstream.telemetry.halts import halt_at
 from flstream.worker.answers import (
     check_size,
     clones,
+    file_to_send,
     framework_of,
     inline,
     metrics_of,
-    params_to_send,
+    names_to_send,
+    part_of,
     weight_of,
 )
 from flstream.worker.code_errors import CodeFailure
@@ -69,7 +72,9 @@ class SiteTurn(TaskTurn):
         """Layout of the received model; None before."""
         return self._model.layout
 
-    def receive(self, into: Into | None = None, place: Place | None = None) -> FLModel:
+    def receive(
+        self, into: Into | None = None, place: Place | None = None, file: Path | None = None
+    ) -> FLModel:
         """Return the model, and seed the global random generators."""
         site, task = self._current(), self._model.task
         if self._was_received:
@@ -78,6 +83,16 @@ class SiteTurn(TaskTurn):
             )
         if self.kind == SUBMIT_MODEL:
             received = received_model(task, site.name, no_params(self.asks))
+        elif file is not None:
+            self._model.receive_file(file, site)
+            received = received_model(task, site.name, None, read=self._read)
+            if dict.get(received.meta, PROXIMAL_MU):
+                raise ClientError(
+                    "workflow.args.fedprox_mu needs the received model in memory; set it to 0, or "
+                    "call receive() without file"
+                )
+            received.file = str(file)
+            self.received = received
         else:
             tensors, bodies = self._model.receive(site, into, place)
             received = received_model(task, site.name, tensors, bodies, self._read)
@@ -144,7 +159,7 @@ class SiteTurn(TaskTurn):
             site.name,
             weight_of(model.meta),
             metrics_of(model),
-            has_params=model.params is not None,
+            has_params=model.params is not None or model.file is not None,
             meta=pack_values(meta, model.optimizer_params),
             unread=unread,
             asks=sorted(self.asks),
@@ -159,9 +174,7 @@ class SiteTurn(TaskTurn):
         once the state that belongs to it is durable.
         """
         arrived, task, changes = self._model, self._model.task, self._worker.changes
-        params, partial = self._sent_tensors(model)
-        joint = arrived.joint
-        whole = MemoryBody.of(params, tied=None if joint is None else joint.aliases)
+        joint, whole, partial = arrived.joint, *self._sent_body(model, site)
         check_kinds(whole.layout, joint)
         update = changes.sent(whole, arrived.kept, model, site)
         partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
@@ -182,15 +195,21 @@ class SiteTurn(TaskTurn):
         )
         return answer, None if in_answer is not None else update
 
-    def _sent_tensors(self, model: FLModel) -> tuple[Params, bool]:
+    def _sent_body(self, model: FLModel, site: SiteContext) -> tuple[Source, bool]:
         """Return an answer's tensors, with bodies', and whether some are missing."""
         arrived, task = self._model, self._model.task
         selected, layout, joined = arrived.selected, arrived.layout, arrived.joined
         if self.personal_names:
             assert layout is not None  # it was received
-            names = layout.by_name.keys() if selected is None else selected
-            selected = frozenset(names) - self.personal_names
-        params, partial = params_to_send(model, task, layout, selected, arrived.held_back)
+            all_names = layout.by_name.keys() if selected is None else selected
+            selected = frozenset(all_names) - self.personal_names
+        facts = model, task, layout, selected, arrived.held_back
+        if model.file is not None:
+            source = file_to_send(site.path_of(model.file), site.name, arrived.joint, task.joined)
+            names, partial = names_to_send(source.layout.names, *facts)
+            return part_of(source, names), partial
+        names, partial = names_to_send((model.params or {}).keys(), *facts)
+        params: Params = {name: (model.params or {})[name] for name in names}
         if joined is not None:
             params = joined.put_together(params, model.meta, selected)
         elif task.joined:
@@ -198,7 +217,8 @@ class SiteTurn(TaskTurn):
                 "the answer was sent before the model was received, and the workflow folds "
                 f"meta[{task.joined[0]!r}] of it, too; call receive() first"
             )
-        return params, partial
+        tied = None if arrived.joint is None else arrived.joint.aliases
+        return MemoryBody.of(params, tied=tied), partial
 
     def _current(self) -> SiteContext:
         if self.site is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.client.fl_model import FLModel
@@ -19,16 +20,17 @@ from flstream.errors import (
     RefusedError,
     StreamingError,
 )
-from flstream.model.checkpoint import BodyFile
+from flstream.model.checkpoint import BodyFile, file_to_overwrite
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import BufferSource, MemoryBody, Params
-from flstream.model.order import in_order
+from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
 from flstream.streaming.download import RemoteSource, download, layout_of_header
 from flstream.streaming.receiver import Receiver
 from flstream.telemetry.events import Transfer
+from flstream.worker.answers import SITE, expect_file_alone
 from flstream.worker.joined_bodies import JoinedBodies
 from flstream.worker.messages import LAYOUT, MODEL, Progress, Task
 from flstream.worker.meta import OPTIMIZER_PARAMS, unpack_meta
@@ -67,7 +69,7 @@ def _as_sent(model: Source | None, coding: _Coding | None) -> Source | None:
 def received_model(
     task: Task,
     site: str,
-    tensors: Params,
+    tensors: Params | None,
     bodies: Mapping[str, Params] | None = None,
     read: set[str] | None = None,
 ) -> FLModel:
@@ -154,6 +156,28 @@ class TaskModel:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
 
+    def receive_file(self, path: Path, site: SiteContext) -> None:
+        """Receive the model into a safetensors file, in which code sees it."""
+        expect_file_alone(self.task.joined)
+        self._worker.memory.release()
+
+        def file_for(layout: Layout) -> BodyFile:
+            # Without the format, transformers opens no file.
+            facts = {"format": "pt", ORDER: self.task.order, SITE: site.name}
+            return file_to_overwrite(path, layout, facts)
+
+        sink_for = _same_for_all_attempts(file_for)
+        if self._has_several_sites or self._changes.keep_model(self.task.kind):
+            model = self._arrived(None)
+            seen = self._changes.received(model, site)
+            self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+            copy(seen, sink_for(seen.layout))
+        elif self.task.mapped:
+            mapped = self._map()
+            copy(mapped.source(), sink_for(mapped.layout))
+        else:
+            self._fetch(sink_for)
+
     def copied_bytes(self) -> int:
         """Return the written bytes of a mapped model, and release the mapping."""
         mapped, self._mapped = self._mapped, None
@@ -178,7 +202,7 @@ class TaskModel:
         whole.is_used = not whole.overlaps
         return whole if part == layout else whole.part(part)
 
-    def _arrived(self, seen: Seen) -> MemoryBody | BodyFile | BufferSource:
+    def _arrived(self, seen: Seen | None) -> MemoryBody | BodyFile | BufferSource:
         """Return the received model, which code gets a copy of."""
         if self.kept is None and self._failure is None:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -16,9 +17,9 @@ from flstream.client.ranks import RankPlace
 from flstream.client.session import CallName
 from flstream.codecs.frames import encoder_for
 from flstream.errors import ProtocolError
-from flstream.model.checkpoint import FileSink
+from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
-from flstream.model.digests import BodyDigest
+from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
 from flstream.worker.code_errors import CodeFailure
@@ -215,10 +216,24 @@ def serve_turns(worker: Worker, run: Callable[[SiteTurns, SiteTurn], CodeFailure
 
 
 def _written(update: Source, path: Path) -> WrittenUpdate:
-    """Write the update of a task's one site to the file for its fold."""
-    began, digest = time.monotonic(), BodyDigest(update.layout)
-    with FileSink(path, update.layout, durable=False) as sink:
-        copy(update, sink, digest=digest)
-        sink.finish()
+    """Hand the update of a task's one site to its fold as a file.
+
+    A file on the same disk is renamed, not copied.
+    """
+    began = time.monotonic()
+    if isinstance(update, FileSource) and _is_on_disk_of(update, path.parent):
+        digest = body_digest(update)
+        update.path.replace(path)
+    else:
+        hashed = BodyDigest(update.layout)
+        with FileSink(path, update.layout, durable=False) as sink:
+            copy(update, sink, digest=hashed)
+            sink.finish()
+        digest = hashed.hexdigest()
     cost = Transfer(bytes=update.layout.nbytes, seconds=time.monotonic() - began)
-    return WrittenUpdate(digest.hexdigest(), cost)
+    return WrittenUpdate(digest, cost)
+
+
+def _is_on_disk_of(update: FileSource, folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    return os.fstat(update.fd).st_dev == folder.stat().st_dev

@@ -93,6 +93,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             points=tuple(point for point in POINTS if point != "evaluation"),
         ),
         "evaluator": Row(("evaluate.at=server", "evaluate.script=score.py"), times=("first",)),
+        "files": Row(("train.script=files.py",)),
         "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),

@@ -27,7 +27,7 @@ OURS = re.compile(
     r"|report\.html|[\w-]+\.log|checkpoints/round-\d{4}(\.\w[\w-]*)*\.safetensors"
     r"|cross_site/(cross_val_results\.json|models/[\w-]+\.safetensors)"
     r"|updates/effect-\d{4}/site-\d\.safetensors"
-    r"|sites/(site-\d|evaluator)/(log\.txt|last\.safetensors|state/effect-\d{4}\.\w{32}/.+)"
+    r"|sites/(site-\d|evaluator)/(log\.txt|work/model\.safetensors|last\.safetensors|state/effect-\d{4}\.\w{32}/.+)"
 )
 """Names of the files that a finished run has, as documented."""
 

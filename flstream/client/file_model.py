@@ -1,0 +1,134 @@
+"""A model in a safetensors file, whose tensors training code reads and writes one by one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from flstream.client.session import present
+from flstream.errors import CheckpointError, ClientError
+from flstream.model.checkpoint import BodyFile
+from flstream.model.copy import copy
+from flstream.model.descriptors import open_to_write
+from flstream.model.header import TensorInfo
+from flstream.model.layout import Layout
+from flstream.model.memory import MemoryBody
+from flstream.model.source import Scratch, views_of
+
+if TYPE_CHECKING:
+    import torch
+
+_STEP = 1 << 20
+
+
+class FileTensors(MutableMapping[str, "torch.Tensor"]):
+    """Tensors of a file by name: to read one copies it, to assign one writes it.
+
+    Tied names stand for one tensor.
+    """
+
+    def __init__(self, file: BodyFile, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a copy of a tensor, in memory of its own."""
+        spec = self._spec(name)
+        memory = MemoryBody.allocate(Layout.of([(name, spec.dtype, spec.shape)]))
+        copy(_Part(self._file, spec, memory.layout), memory)
+        return cast("torch.Tensor", memory.tensors[name])
+
+    def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor of the same dtype and shape to its place in the file."""
+        spec, memory, scratch = self._spec(name), MemoryBody.of({name: tensor}), Scratch()
+        given = memory.layout.by_name[name]
+        if (given.dtype, given.shape) != (spec.dtype, spec.shape):
+            raise ClientError(
+                f"tensor {name!r} of {self._path} is {spec.dtype} of shape {list(spec.shape)}, and "
+                f"was assigned {given.dtype} of shape {list(given.shape)}; assign one that fits"
+            )
+        for start, stop in memory.layout.ranges(_STEP):
+            at = spec.start + start
+            for view in views_of(memory, start, stop, scratch):
+                self._file.write(at, view)
+                at += len(view)
+
+    def __delitem__(self, name: str) -> None:
+        """Refuse to remove a tensor."""
+        raise ClientError(f"tensor {name!r} stays in {self._path}, whose names are fixed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.layout.names)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._file.layout.find(name) is not None
+
+    def _spec(self, name: str) -> TensorInfo:
+        spec = self._file.layout.find(name)
+        if spec is None:
+            raise ClientError(
+                f"there is no tensor {name!r} in {self._path}, whose names are fixed; it has "
+                f"{', '.join(list(self)[:3])} and so on"
+            )
+        return spec
+
+
+class _Part:
+    """One tensor of a file as a source of its own."""
+
+    def __init__(self, file: BodyFile, spec: TensorInfo, layout: Layout) -> None:
+        self.layout = layout
+        self._file, self._start = file, spec.start
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        self._file.read(self._start + start, self._start + stop, into)
+
+
+@contextmanager
+def edit(path: str | os.PathLike[str]) -> Iterator[MutableMapping[str, torch.Tensor]]:
+    """Open a safetensors file to read and write its tensors in place, one by one.
+
+    Nothing but an assignment writes to the file, and each is written when it is made. Memory is
+    that of the tensors that are read::
+
+        with flare.edit(model.file) as tensors:
+            tensors["head.weight"] = tensors["head.weight"] * 0.5
+
+    Args:
+        path: Path of the file, such as ``file`` of a received model; in a task, a relative one is
+            below the site's own working folder.
+
+    Yields:
+        A mutable mapping of tensors by name, with fixed names. Reading returns a copy on the CPU,
+        and assigning takes a tensor of the same dtype and shape, on any device.
+
+    Raises:
+        CheckpointError: It is no sound safetensors file, cannot be written, or is being written by
+            another process.
+        ClientError: A name is none of the file's, or a tensor does not fit; the message names it.
+    """
+    session = present()
+    if session is not None and session.kind is not None:
+        place = session.context.path_of(path)
+    else:
+        place = Path(path).absolute()
+    try:
+        status = place.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise CheckpointError(
+                f"{place} is a link, or has other names that would change, too; edit a copy of it"
+            )
+        fd = open_to_write(place, keep=True)
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be edited: {error.strerror}") from error
+    file = BodyFile(str(place), fd)
+    try:
+        yield FileTensors(file, place)
+    finally:
+        file.close()
