@@ -28,7 +28,7 @@ from flstream.report.drawing import (
     curve_chart,
 )
 from flstream.report.memory_curves import HELPERS
-from flstream.report.metrics import Metric, metrics_of, values_by_round
+from flstream.report.metrics import Metric, metrics_of, order_metrics, values_by_round
 from flstream.report.run_record import RunRecord
 from flstream.report.text import counted, elide
 from flstream.runs.history import PHASES
@@ -182,10 +182,14 @@ def site_charts(run: RunRecord) -> list[Chart]:
     """Draw the spread over sites of each metric that sites scored."""
     scores = run.history.site_scores
     charts: list[Chart] = []
-    for metric in metrics_of([run.summary])[:_MOST_BY_SITE]:
+    metrics = order_metrics(
+        (Metric("", name) for row in scores.values() for name in row),
+        [Metric("", run.history.facts.key_metric)],
+    )
+    for metric in metrics[:_MOST_BY_SITE]:
         columns = {n: np.array(row[metric.name]) for n, row in scores.items() if metric.name in row}
         rounds = sorted(n for n, column in columns.items() if np.isfinite(column).sum() > 1)
-        if rounds and not metric.kind:
+        if rounds:
             steps = np.linspace(0, len(rounds) - 1, min(len(rounds), _MOST_EVALUATIONS)).astype(int)
             values = {rounds[step]: columns[rounds[step]] for step in steps}
             curves, title = _site_curves(run, metric, values), f"{metric.title} by site"

@@ -1,0 +1,114 @@
+"""Distinct errors of a run's sites, with tracebacks from the sites' logs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from flstream.report.text import counted
+from flstream.runs.run_directory import RunDirectory
+from flstream.runs.summary import SiteFailure
+from flstream.text import brief_names, printable, shortened
+
+_MOST_TRACEBACKS, _MOST_LOGS, _MOST_LINES, _MOST_OF_A_LINE = 10, 3, 40, 200
+_LOG_BYTES = 1 << 16  # of a log's end
+_HEAD = "Traceback (most recent call last):"
+_CAUSES = ("the direct cause of the following exception:", "another exception occurred:")
+_RAISED = re.compile(r"(?:, line (\d+) )?raised (\w+)")
+
+
+class SiteError(NamedTuple):
+    """Error that sites failed with.
+
+    Attributes:
+        reason: The sentence of the failures.
+        sites: Names of the failed sites, in the order in which they failed first.
+        times: How often sites failed with it.
+        last_round: Round of the last failure.
+        traceback: Traceback of the last failure in the log of one of the sites; empty without.
+    """
+
+    reason: str
+    sites: Sequence[str]
+    times: int
+    last_round: int
+    traceback: str = ""
+
+    @property
+    def who(self) -> str:
+        """Sites of the error, and how often they failed: ``site-1: 2 times, last in round 3``."""
+        times = counted(self.times, "time")
+        return f"{brief_names(self.sites)}: {times}, last in round {self.last_round}"
+
+
+def failures_title(failures: Sequence[SiteFailure]) -> str:
+    """Return the title of a list of errors."""
+    sites = counted(len({failure.site for failure in failures}), "site")
+    times = counted(len(failures), "time")
+    return f"Failures ({sites}, {times}; summary.json has each reason)"
+
+
+def site_errors(
+    failures: Iterable[SiteFailure], run: RunDirectory | None = None
+) -> list[SiteError]:
+    """Return the distinct errors of sites, the most frequent first.
+
+    Args:
+        failures: The failures, in order.
+        run: Run directory whose logs have tracebacks; None to leave these out.
+    """
+    by_reason: dict[str, list[SiteFailure]] = {}
+    for failure in failures:
+        by_reason.setdefault(failure.reason, []).append(failure)
+    errors: list[SiteError] = []
+    for reason, alike in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        sites = list(dict.fromkeys(failure.site for failure in alike))
+        text = ""
+        if run is not None and len(errors) < _MOST_TRACEBACKS:
+            latest = dict.fromkeys(failure.site for failure in reversed(alike))
+            texts = (_traceback(run, site, reason) for site in list(latest)[:_MOST_LOGS])
+            text = next(filter(None, texts), "")
+        errors.append(SiteError(reason, sites, len(alike), alike[-1].round, text))
+    return errors
+
+
+def _traceback(run: RunDirectory, site: str, reason: str) -> str:
+    """Return the last lines of an error's last traceback in a site's log; empty without one."""
+    raised, lines = _RAISED.search(reason), _log_end(run, site)
+    if raised is None:
+        return ""
+    line, name = raised.groups()
+    heads = [at for at, text in enumerate(lines) if text == _HEAD]
+    for head in reversed(heads):
+        end = head + 1
+        while end < len(lines) and lines[end].startswith(" "):
+            end += 1
+        frames, error = lines[head:end], "".join(lines[end : end + 1])
+        has_line = line is None or any(f", line {line}, in" in frame for frame in frames)
+        if not has_line or name not in error.partition(":")[0]:
+            continue
+        end += 1
+        while end < len(lines) and lines[end].startswith((" ", "\t")):  # more of the message
+            end += 1
+        begin = head
+        while begin > 1 and lines[begin - 2].endswith(_CAUSES):
+            begin = max((at for at in heads if at < begin), default=0)
+        shown = lines[begin:end][-_MOST_LINES:]
+        return "\n".join(
+            shortened(printable(text.expandtabs(4)), _MOST_OF_A_LINE) for text in shown
+        )
+    return ""
+
+
+def _log_end(run: RunDirectory, site: str) -> list[str]:
+    """Return the last lines of a site's log; none where it cannot be read."""
+    with suppress(OSError):
+        path = run.site_log(site)
+        if site in os.listdir(run.sites) and path.is_file():  # a name may have any characters
+            with path.open("rb") as log:
+                log.seek(max(path.stat().st_size - _LOG_BYTES, 0))
+                return log.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    return []
