@@ -15,9 +15,10 @@ from flstream.text import brief_names, printable, shortened
 
 _MOST_TRACEBACKS, _MOST_LOGS, _MOST_LINES, _MOST_OF_A_LINE = 10, 3, 40, 200
 _LOG_BYTES = 1 << 16  # of a log's end
-_HEAD = "Traceback (most recent call last):"
-_CAUSES = ("the direct cause of the following exception:", "another exception occurred:")
 _RAISED = re.compile(r"(?:, line (\d+) )?raised (\w+)")
+# A traceback has lines that are indented, and one that is not, whose text may go on indented.
+_ONE = r"Traceback \(most recent call last\):\n(?: .*\n)*\S.*(?:\n[ \t].*)*"
+_WITH_CAUSES = re.compile(rf"(?:{_ONE}\n\n(?:The above exc|During handl).*\n\n)*{_ONE}")
 
 
 class SiteError(NamedTuple):
@@ -77,38 +78,25 @@ def site_errors(
 
 def _traceback(run: RunDirectory, site: str, reason: str) -> str:
     """Return the last lines of an error's last traceback in a site's log; empty without one."""
-    raised, lines = _RAISED.search(reason), _log_end(run, site)
+    raised = _RAISED.search(reason)
     if raised is None:
         return ""
     line, name = raised.groups()
-    heads = [at for at, text in enumerate(lines) if text == _HEAD]
-    for head in reversed(heads):
-        end = head + 1
-        while end < len(lines) and lines[end].startswith(" "):
-            end += 1
-        frames, error = lines[head:end], "".join(lines[end : end + 1])
-        has_line = line is None or any(f", line {line}, in" in frame for frame in frames)
-        if not has_line or name not in error.partition(":")[0]:
-            continue
-        end += 1
-        while end < len(lines) and lines[end].startswith((" ", "\t")):  # more of the message
-            end += 1
-        begin = head
-        while begin > 1 and lines[begin - 2].endswith(_CAUSES):
-            begin = max((at for at in heads if at < begin), default=0)
-        shown = lines[begin:end][-_MOST_LINES:]
-        return "\n".join(
-            shortened(printable(text.expandtabs(4)), _MOST_OF_A_LINE) for text in shown
-        )
+    for match in reversed([*_WITH_CAUSES.finditer(_log_end(run, site))]):
+        last = match[0].rpartition("most recent call last")[2]
+        has_line = line is None or f", line {line}, in" in last
+        if has_line and re.search(rf"^[\w.]*\b{name}\b", last, re.MULTILINE):
+            lines = (printable(text.expandtabs(4)) for text in match[0].splitlines()[-_MOST_LINES:])
+            return "\n".join(shortened(text, _MOST_OF_A_LINE) for text in lines)
     return ""
 
 
-def _log_end(run: RunDirectory, site: str) -> list[str]:
-    """Return the last lines of a site's log; none where it cannot be read."""
+def _log_end(run: RunDirectory, site: str) -> str:
+    """Return the end of a site's log; empty where it cannot be read."""
     with suppress(OSError):
         path = run.site_log(site)
         if site in os.listdir(run.sites) and path.is_file():  # a name may have any characters
             with path.open("rb") as log:
                 log.seek(max(path.stat().st_size - _LOG_BYTES, 0))
-                return log.read(_LOG_BYTES).decode(errors="replace").splitlines()
-    return []
+                return log.read(_LOG_BYTES).decode(errors="replace")
+    return ""

@@ -88,7 +88,7 @@ def test_a_start_that_takes_long_says_what_it_waits_for_once(monkeypatch):
         "00:00:08  starting: 0 of 2 processes ready; importing: worker-1, worker-2"
     ]
     assert tick(9, RoundStarted(time=START + 8.5, round=1, sites=["site-1"])) == []
-    assert view.is_started
+    assert view.start.is_over
 
 
 def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():

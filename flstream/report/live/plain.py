@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from rich.console import Console
@@ -26,8 +25,7 @@ from flstream.units import format_bytes, format_seconds
 _MOST_PRINTED = 5
 # Seconds of a round after which its beginning is printed too, not just its end.
 _ANNOUNCED_AFTER_SECONDS = 1.0
-# Seconds of a run's start after which it is printed what that waits for.
-_WAITED_SECONDS = 5.0
+_LONG_SECONDS = 5.0  # of a run's start, after which its phase is printed
 
 
 class PlainView:
@@ -40,31 +38,19 @@ class PlainView:
         self._troubles = 0
         self._round = self._asked = 0
         self._begun: float | None = None  # when the round began, until that is printed
-        self._starting, self._created, self._waited = RunStart(), time.time(), ""
-        self._lock = threading.Lock()
-
-    @property
-    def is_started(self) -> bool:
-        """Whether the run has begun its first task."""
-        return self._starting.is_over
+        self.start, self._created, self._waited = RunStart(), time.time(), ""
 
     def tick(self) -> None:
-        """Print the phase of the run's start, if it takes long. Any thread may do so."""
-        with self._lock:
-            now, phase = time.time(), self._starting.phase
-            if self.is_started or phase == self._waited or now - self._created < _WAITED_SECONDS:
-                return
+        """Print the phase of the run's start, if that takes long. Another thread may do so."""
+        is_long, phase = time.time() >= self._created + _LONG_SECONDS, self.start.phase
+        if is_long and phase != self._waited and not self.start.is_over:
             self._waited = phase
             self._began = self._created if self._began < 0 else self._began
-            self._print(now, phase)
+            self._print(time.time(), phase)
 
     def __call__(self, event: events.AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
-        with self._lock:
-            self._handle(event)
-
-    def _handle(self, event: events.AnyEvent) -> None:
-        self._starting.apply(event)
+        self.start.apply(event)
         if self._began < 0:
             self._began = event.time
         self._announce(event)

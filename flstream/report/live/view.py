@@ -115,9 +115,9 @@ def _draw_until(over: threading.Event, view: LiveView, console: Console) -> None
 
 
 def _tick_until(over: threading.Event, view: PlainView) -> None:
-    """Have lines say what the run's start waits for, until that or the run is over."""
+    """Print phases of a run's start as lines, until that or an event ends it."""
     with suppress(OSError):  # a closed pipe
-        while not view.is_started and not over.wait(_TICK_SECONDS):
+        while not view.start.is_over and not over.wait(_TICK_SECONDS):
             view.tick()
 
 
