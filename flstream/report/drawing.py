@@ -150,10 +150,10 @@ class _Frame:
             self._low, self._high = ys[0] - margin, ys[1] + margin
         self._left = max(len(text) for _, text in self._ys) * _LETTER + 8
         self._begin, self._end = xs
-        power = min(int(math.log2(max(self._high, 1)) // 10), 4) if y == "bytes" else 0
-        self._size, self.unit = 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
-        if y != "bytes":
-            self.unit = "s" if y == "seconds" else ""
+        self._size, self.unit = 1.0, "s" if y == "seconds" else ""  # of a path's numbers
+        if y == "bytes":
+            power = min(int(math.log2(self._high) // 10), 4)
+            self._size, self.unit = 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
         # Enough for neighbouring pixels to differ, and for a table's digits.
         steps = max(abs(self._low), abs(self._high)) / (self._high - self._low)
         self._digits = min(4 + math.ceil(math.log10(steps)), 15)
@@ -266,18 +266,14 @@ def _path(frame: _Frame, curve: Curve, only: str) -> str:
 def _dots(frame: _Frame, curve: Curve) -> str:
     """Return the dots of a line with few points, and the circle of its best one."""
     has_dots = len(curve.values) <= _MOST_DOTS and curve.width >= 1.5 and not curve.is_dashed
-    if curve.lows is not None or not (has_dots or curve.best is not None):
-        return ""
-    parts = []
-    for place, value in zip(curve.places, curve.values, strict=True):
-        if math.isfinite(value):
-            center = f'cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}"'
-            if has_dots:
-                parts.append(f'<circle {center} r="2.2" style="fill:{curve.color}"/>')
-            if place == curve.best:
-                style = f"fill:none;stroke:{curve.color};stroke-width:1.4"
-                parts.append(f'<circle {center} r="5" style="{style}"/>')
-    return "".join(parts)
+    dot = f'r="2.2" style="fill:{curve.color}"'
+    ring = f'r="5" style="fill:none;stroke:{curve.color};stroke-width:1.4"'
+    return "".join(
+        f'<circle cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}" {look}/>'
+        for place, value in zip(curve.places, curve.values, strict=True)
+        for look, is_shown in ((dot, has_dots), (ring, place == curve.best))
+        if is_shown and math.isfinite(value) and curve.lows is None
+    )
 
 
 def _thinned(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:

@@ -151,11 +151,10 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
         color, name = group.color, elide(group.label, _LABEL)
         if len(lines) > 1:
             places, means, _, _, deviations = band_of(lines)
-            label = f"{name}, " if len(runs) > len(group.runs) else ""
-            label += f"mean of {counted(len(lines), 'run')}"
-            low, high = means - deviations, means + deviations
-            sd = "\N{PLUS-MINUS SIGN} sd"
-            band = Curve("" if place else sd, places, high, color, lows=low, name=sd)
+            prefix = f"{name}, " if len(runs) > len(group.runs) else ""
+            label, sd = f"{prefix}mean of {counted(len(lines), 'run')}", "\N{PLUS-MINUS SIGN} sd"
+            low, high, legend = means - deviations, means + deviations, "" if place else sd
+            band = Curve(legend, places, high, color, lows=low, name=f"{prefix}{sd}")
             thin = [Curve("", *line, color, 0.6) for line in lines if len(drawn) == 1]
             return [band, *thin, Curve(label, places, means, color)]
         best = runs[group.runs[0]].summary.best

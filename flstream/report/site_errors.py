@@ -22,21 +22,13 @@ _WITH_CAUSES = re.compile(rf"(?:{_ONE}\n\n(?:The above exc|During handl).*\n\n)*
 
 
 class SiteError(NamedTuple):
-    """Error that sites failed with.
+    """Error that sites failed with."""
 
-    Attributes:
-        reason: The sentence of the failures.
-        sites: Names of the failed sites, in the order in which they failed first.
-        times: How often sites failed with it.
-        last_round: Round of the last failure.
-        traceback: Traceback of the last failure in the log of one of the sites; empty without.
-    """
-
-    reason: str
-    sites: Sequence[str]
-    times: int
-    last_round: int
-    traceback: str = ""
+    reason: str  # of the failures
+    sites: Sequence[str]  # names of the failed sites, in order of their first failures
+    times: int  # how often they failed
+    last_round: int  # round of the last failure
+    traceback: str  # of the last failure, from the log of a site; empty without
 
     @property
     def who(self) -> str:

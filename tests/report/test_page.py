@@ -336,6 +336,7 @@ def test_groups_of_runs_have_their_mean_and_spread_and_a_csv_file(tmp_path):
     assert page.by_name["lr=1.0"][column : column + 2] == ["0.1010", "0.0010"]
     assert page.by_name["lr=0.1"][0] == "3"
     assert "lr=1.0, mean of 3 runs 0.1010" in page.text
+    assert 'data-name="lr=1.0, \N{PLUS-MINUS SIGN} sd" d="M1 0.102L' in page.source
     assert 'href="run-0/report.html"' in path.read_text()
     lines = path.with_suffix(".csv").read_text().splitlines()
     assert lines[0].startswith("run,train.args.lr,seed,status,")

@@ -32,10 +32,8 @@ class RunStart:
         match event:
             case events.RunStarted():
                 self.names.update(dict.fromkeys(event.processes))
-            case events.ProcessStarted(process="model-builder"):
-                self._is_building = True
-            case events.ModelReady():
-                self._is_building = False
+            case events.ProcessStarted(process="model-builder") | events.ModelReady():
+                self._is_building = isinstance(event, events.ProcessStarted)
             case events.NodesAwaited() | events.NodeJoined():
                 self._awaits_nodes = isinstance(event, events.NodesAwaited)
             case events.ProcessReady() if event.process in self.names:

@@ -21,8 +21,8 @@ for (const svg of document.querySelectorAll("svg.chart")) {
       const at = nearest(xs, places[now]);
       if (Math.abs(xs[at] - places[now]) * scale > 2) continue;  // of the 420 units of a chart's width
       const line = tip.appendChild(document.createElement("div"));
-      const color = Object.assign(line.appendChild(document.createElement("i")), {className: "color"});
-      color.style.background = style.fill || style.stroke;
+      line.innerHTML = "<i class=color></i>";
+      line.firstChild.style.background = style.fill || style.stroke;
       line.append(`${dataset.name} ${texts[at]} ${unit}`);
     }
     tip.className = "tip";
@@ -32,8 +32,8 @@ for (const svg of document.querySelectorAll("svg.chart")) {
   };
   svg.tabIndex = 0;
   svg.onpointermove = svg.onpointerdown = event => {
-    const box = svg.getBoundingClientRect();
-    show(nearest(places, ((event.clientX - box.left) * 420 / box.width - left) / scale));
+    const {left: edge, width} = svg.getBoundingClientRect();
+    show(nearest(places, ((event.clientX - edge) * 420 / width - left) / scale));
   };
   svg.onpointerleave = event => event.pointerType === "mouse" && hide();
   svg.onblur = hide;
