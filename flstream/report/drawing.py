@@ -145,9 +145,6 @@ class _Frame:
             xs = xs[0] - 0.5, xs[1] + 0.5
         self._ys, self._xs = _ticks(*ys, y, 6 if y == "metric" else 4), _ticks(*xs, x, 5)
         self._low, self._high = min(ys[0], self._ys[0][0]), max(ys[1], self._ys[-1][0])
-        if y == "metric":  # zoomed to the values, with a margin
-            margin = (ys[1] - ys[0]) / 25
-            self._low, self._high = ys[0] - margin, ys[1] + margin
         self._left = max(len(text) for _, text in self._ys) * _LETTER + 8
         self._begin, self._end = xs
         self._size, self.unit = 1.0, "s" if y == "seconds" else ""  # of a path's numbers
