@@ -48,7 +48,8 @@ class RunStart:
             return _AWAITS_NODES
         if not self.names:
             return "starting: importing the libraries that all processes share"
-        if late := [name for name in self.names if name not in self.ready]:
+        # A copy, since another thread may add a name.
+        if late := [name for name in list(self.names) if name not in self.ready]:
             ready = f"{len(self.ready):,} of {counted(len(self.names), 'process')} ready"
             return f"starting: {ready}; importing: {brief_names(late, 3)}"
         return "starting: building the initial model" if self._is_building else "starting"

@@ -30,13 +30,11 @@ for (const svg of document.querySelectorAll("svg.chart")) {
     const side = x + 16 + tip.offsetWidth < innerWidth ? x + 12 : Math.max(4, x - 12 - tip.offsetWidth);
     Object.assign(tip.style, {left: `${scrollX + side}px`, top: `${scrollY + box.top}px`});
   };
-  svg.tabIndex = 0;
+  Object.assign(svg, {tabIndex: 0, onblur: hide});
   svg.onpointermove = svg.onpointerdown = event => {
-    const {left: edge, width} = svg.getBoundingClientRect();
-    show(nearest(places, ((event.clientX - edge) * 420 / width - left) / scale));
+    const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) * 420 / box.width;
+    show(nearest(places, (x - left) / scale));
   };
   svg.onpointerleave = event => event.pointerType === "mouse" && hide();
-  svg.onblur = hide;
-  const steps = {ArrowLeft: -1, ArrowRight: 1};
-  svg.onkeydown = ({key}) => key === "Escape" ? hide() : key in steps && show(now + steps[key]);
+  svg.onkeydown = ({key}) => key === "Escape" ? hide() : /Arrow[LR]/.test(key) && show(now + (key === "ArrowLeft" ? -1 : 1));
 }
