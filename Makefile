@@ -46,7 +46,7 @@ test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need t
 test-nightly: $(EXTRAS) ## Install the extras too, then run all long tests, and all examples of Hypothesis
 	$(PYTEST) -m "nightly or hypothesis" $(ARGS)
 
-demo-gpt2: $(VENV)/.installed-hf ## Install the extra hf too, then train a small GPT-2 (jobs/gpt2)
+demo-gpt2: $(VENV)/.installed-hf $(VENV)/.installed-tensorboard ## Install what it imports too, then train a small GPT-2 (jobs/gpt2)
 	$(BIN)/flstream simulate jobs/gpt2/job.conf
 
 check: $(STAMP) ## Lint, formatting and types

@@ -14,7 +14,7 @@ TEMPLATES = {
     "learner": "a learner class in NumPy: 100 sites in two processes",
     "digits": "handwritten digits, unevenly shared; needs scikit-learn",
     "byzantine": "digits, where some sites attack; needs scikit-learn",
-    "gpt2": "a small GPT-2 with TRL, a large one, or LoRA; needs 'flstream[hf]'",
+    "gpt2": "GPT-2 with TRL, whole or LoRA; needs 'flstream[hf,tensorboard]'",
 }
 """Descriptions of the templates, by the name of their folder in jobs/."""
 

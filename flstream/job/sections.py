@@ -765,13 +765,13 @@ def _trackers() -> Mapping[str, str]:
     return registry
 
 
-_NEEDS = needs("tracking", tensorboard="tensorboard", mlflow="mlflow")
+_NEEDS = (needs("tensorboard", tensorboard="tensorboard"), needs("tracking", mlflow="mlflow"))
 
 
 class TrackingSection(Section):
     """Tracker of the run's numbers and text, beside its own files."""
 
-    type: Annotated[str, *code_name("Class", _trackers), _NEEDS] | None = None
+    type: Annotated[str, *code_name("Class", _trackers), *_NEEDS] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;

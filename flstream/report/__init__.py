@@ -1,7 +1,7 @@
 """Reports of runs, checkpoints and benches for people.
 
 - ``table``: the one table model, and its plain, terminal and HTML renderers;
-- ``run_record`` and ``memory_curves``: a run directory, read once;
+- ``run_record``, ``memory_curves`` and ``site_errors``: a run directory, read once;
 - ``views``: tables of runs; ``run_charts`` and ``drawing``: their charts as SVG;
 - ``page`` and its templates: the page of a run or several, the index of runs, the notebook's cell;
 - ``live``: progress of a run on a terminal or in a log;

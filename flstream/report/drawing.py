@@ -1,7 +1,8 @@
 """Charts as inline SVG, which take their colours from the page's style sheet.
 
 A chart is drawn once, 420 units wide, and scales with its figure. Curves are thinned to what that
-width can show, so that the size of a page does not grow with a run.
+width can show, so that the size of a page does not grow with a run. The numbers of a path are the
+values themselves, which a transform puts into the chart: ``chart.js`` shows them on hover.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Curve(NamedTuple):
     opacity: float = 0.22  # of a band, from 0 to 1
     best: float | None = None  # place to mark with a circle
     is_dashed: bool = False
+    name: str | None = None  # on hover; empty for none, None for the label
 
 
 class Chart(NamedTuple):
@@ -67,8 +69,8 @@ def curve_chart(
 ) -> Chart:
     """Draw curves, from the bottom up.
 
-    Axes of bytes and seconds begin at 0, and end at ``top`` if that is given. Marks are places of
-    dotted vertical lines.
+    Axes of bytes and seconds begin at 0, and end at ``top`` if that is given; those of metrics
+    begin at the lowest value. Marks are places of dotted vertical lines.
     """
     places = np.concatenate([np.asarray(curve.places, float) for curve in curves])
     edges = [curve.values for curve in curves] + [c.lows for c in curves if c.lows is not None]
@@ -85,7 +87,10 @@ def curve_chart(
     for mark in marks:
         bottom = _HEIGHT - _BOTTOM
         parts.append(f'<path class="mark" d="M{frame.x(mark):.1f} {_TOP:.0f}V{bottom:.0f}"/>')
-    parts += [_draw(frame, curve) for curve in curves]
+    only = title if len(curves) == 1 else ""
+    paths = "".join(_path(frame, curve, only) for curve in curves)
+    parts.append(f'<g transform="{frame.transform}">{paths}</g>')
+    parts += [_dots(frame, curve) for curve in curves]
     legend = [
         (_legend(curve, y), curve.color)
         for curve in curves
@@ -94,6 +99,7 @@ def curve_chart(
     label = printable(title)
     svg = (
         f'<svg class="chart" role="img" aria-label="{escape(label)}" '
+        f'data-x="{x_title.partition(",")[0]}" data-y="{frame.unit}" '
         f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{"".join(parts)}</svg>'
     )
     return Chart(label, svg, legend)
@@ -131,15 +137,36 @@ class _Frame:
     """Axes of a chart: the ends and the unit of each."""
 
     def __init__(self, xs: tuple[float, float], x: Unit, ys: tuple[float, float], y: Unit) -> None:
-        if ys[0] == ys[1]:
-            apart = abs(ys[0]) / 2 or 1.0
+        highest = max(map(abs, ys))
+        if ys[1] - ys[0] <= 1e-9 * max(highest, 1e-100):  # what rounding alone tells apart
+            apart = highest / 20 or 1.0
             ys = ys[0] - (apart if y == "metric" else 0.0), ys[1] + apart
         if xs[0] == xs[1]:
             xs = xs[0] - 0.5, xs[1] + 0.5
-        self._ys, self._xs = _ticks(*ys, y, 4), _ticks(*xs, x, 5)
+        self._ys, self._xs = _ticks(*ys, y, 6 if y == "metric" else 4), _ticks(*xs, x, 5)
         self._low, self._high = min(ys[0], self._ys[0][0]), max(ys[1], self._ys[-1][0])
         self._left = max(len(text) for _, text in self._ys) * _LETTER + 8
         self._begin, self._end = xs
+        self._size, self.unit = 1.0, "s" if y == "seconds" else ""  # of a path's numbers
+        if y == "bytes":
+            power = min(int(math.log2(self._high) // 10), 4)
+            self._size, self.unit = 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+        # Enough for neighbouring pixels to differ, and for a table's digits.
+        steps = max(abs(self._low), abs(self._high)) / (self._high - self._low)
+        self._digits = min(4 + math.ceil(math.log10(steps)), 15)
+
+    @property
+    def transform(self) -> str:
+        """Transform that puts points of paths into the chart."""
+        right, down = self.x(self._begin + 1) - self.x(self._begin), self.y(0) - self.y(self._size)
+        return f"matrix({right:.9g} 0 0 {-down:.9g} {self.x(0):.9g} {self.y(0):.9g})"
+
+    def points(self, places: np.ndarray, values: np.ndarray) -> list[str]:
+        """Return points of a path as text, in the units of the axes."""
+        return [
+            f"{place:.7g} {value / self._size:.{self._digits}g}"
+            for place, value in zip(places, values, strict=True)
+        ]
 
     def x(self, place: float) -> float:
         room = _WIDTH - self._left - _RIGHT
@@ -168,7 +195,10 @@ class _Frame:
 
 
 def _ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float, str]]:
-    """Return the labelled values of an axis, the highest at its end, with labels."""
+    """Return the labelled values of an axis, with labels.
+
+    Those of bytes and seconds begin and end the axis, the others lie within.
+    """
     span = (high - low) or abs(high) or 1.0
     size, name = _time_unit(high) if unit == "seconds" else (1.0, "")
     if unit == "bytes":
@@ -177,9 +207,9 @@ def _ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float,
         raw = span / size / count
         power = 10.0 ** math.floor(math.log10(raw))
         step = size * power * next(n for n in (1, 2, 5, 10) if n * power >= raw * 0.999)
-    if unit == "count":
-        step = max(step, 1.0)
-        begin, end = math.ceil(low / step), math.floor(high / step)
+    if unit in ("count", "metric"):
+        step = max(step, 1.0) if unit == "count" else step
+        begin, end = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     else:
         begin, end = math.floor(low / step), math.ceil(high / step - 1e-9)
 
@@ -203,44 +233,51 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return next((unit for unit in units if seconds >= 2 * unit[0]), (1.0, "s"))
 
 
-def _draw(frame: _Frame, curve: Curve) -> str:
-    places, values = np.asarray(curve.places, float), np.asarray(curve.values, float)
-    known = np.isfinite(values)
+def _path(frame: _Frame, curve: Curve, only: str) -> str:
+    """Return the path of a curve, with its name; the chart's only curve may have the title's."""
+    places, highs = np.asarray(curve.places, float), np.asarray(curve.values, float)
+    lows = highs if curve.lows is None else np.asarray(curve.lows, float)
+    known = np.isfinite(highs) & np.isfinite(lows)
+    if not known.any():
+        return ""
+    name = printable(curve.label or only if curve.name is None else curve.name)
     if curve.lows is not None:
-        lows = np.asarray(curve.lows, float)
-        known &= np.isfinite(lows)
-        upper = _points(frame, places[known], values[known])
-        lower = _points(frame, places[known], lows[known])
-        area, style = "L".join([*upper, *reversed(lower)]), f"fill:{curve.color}"
+        keep = _thinned(lows[known], highs[known])
+        places, lows, highs = places[known][keep], lows[known][keep], highs[known][keep]
+        points = [*frame.points(places, highs), *reversed(frame.points(places, lows))]
+        kind, style = "area", f"fill:{curve.color}"
         style += f";fill-opacity:{curve.opacity:g}" if curve.opacity < 1 else ""
-        return f'<path d="M{area}z" style="{style}"/>' if upper else ""
-    path = []
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int)))
-    for begin, end in edges.reshape(-1, 2):
-        path.append("M" + "L".join(_points(frame, places[begin:end], values[begin:end])))
-    style = f"stroke:{curve.color};stroke-width:{curve.width:.1f}"
-    style += ";stroke-dasharray:5 4" if curve.is_dashed else ""
-    parts = [f'<path class="line" d="{"".join(path)}" style="{style}"/>']
-    has_dots = len(values) <= _MOST_DOTS and curve.width >= 1.5 and not curve.is_dashed
-    for place, value in zip(places[known], values[known], strict=True):
-        center = f'cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}"'
-        if has_dots:
-            parts.append(f'<circle {center} r="2.2" style="fill:{curve.color}"/>')
-        if place == curve.best:
-            style = f"fill:none;stroke:{curve.color};stroke-width:1.4"
-            parts.append(f'<circle {center} r="5" style="{style}"/>')
-    return "".join(parts)
+        path = f"M{'L'.join(points)}z"
+    else:
+        kind, path = "line", ""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int)))
+        for begin, end in edges.reshape(-1, 2):
+            keep = begin + _thinned(highs[begin:end], highs[begin:end])
+            path += "M" + "L".join(frame.points(places[keep], highs[keep]))
+        style = f"stroke:{curve.color};stroke-width:{curve.width:.1f}"
+        style += ";stroke-dasharray:5 4" if curve.is_dashed else ""
+    head = f' data-name="{escape(name)}"' if name else ""
+    return f'<path class="{kind}"{head} d="{path}" style="{style}"/>'
 
 
-def _points(frame: _Frame, places: np.ndarray, values: np.ndarray) -> list[str]:
-    """Return points as text; of many, each pixel's lowest and highest values."""
-    if len(places) > 2 * _MOST_POINTS:
-        cuts = np.linspace(0, len(places), _MOST_POINTS + 1).astype(int)
-        keep = {0, len(places) - 1}
-        for begin, end in pairwise(cuts):
-            part = values[begin:end]
-            keep |= {begin + int(part.argmin()), begin + int(part.argmax())}
-        indices = sorted(keep)
-        places, values = places[indices], values[indices]
-    points = zip(map(frame.x, places), map(frame.y, values), strict=True)
-    return [f"{x:.1f} {y:.1f}" for x, y in points]
+def _dots(frame: _Frame, curve: Curve) -> str:
+    """Return the dots of a line with few points, and the circle of its best one."""
+    has_dots = len(curve.values) <= _MOST_DOTS and curve.width >= 1.5 and not curve.is_dashed
+    dot = f'r="2.2" style="fill:{curve.color}"'
+    ring = f'r="5" style="fill:none;stroke:{curve.color};stroke-width:1.4"'
+    return "".join(
+        f'<circle cx="{frame.x(place):.1f}" cy="{frame.y(value):.1f}" {look}/>'
+        for place, value in zip(curve.places, curve.values, strict=True)
+        for look, is_shown in ((dot, has_dots), (ring, place == curve.best))
+        if is_shown and math.isfinite(value) and curve.lows is None
+    )
+
+
+def _thinned(lows: np.ndarray, highs: np.ndarray) -> np.ndarray:
+    """Return the indices of points to draw; of many, each pixel's lowest and highest values."""
+    if len(highs) <= 2 * _MOST_POINTS:
+        return np.arange(len(highs))
+    keep = {0, len(highs) - 1}
+    for begin, end in pairwise(np.linspace(0, len(highs), _MOST_POINTS + 1).astype(int)):
+        keep |= {begin + int(lows[begin:end].argmin()), begin + int(highs[begin:end].argmax())}
+    return np.array(sorted(keep))

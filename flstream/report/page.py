@@ -22,6 +22,7 @@ from flstream.report import run_charts as charts
 from flstream.report import views
 from flstream.report.metrics import UNSCORED, last_values, metrics_of
 from flstream.report.run_record import RunRecord, read_run
+from flstream.report.site_errors import failures_title
 from flstream.report.table import Link, format_cell
 from flstream.report.text import counted, format_epsilon, format_metric
 from flstream.runs.run_directory import RunDirectory
@@ -288,4 +289,5 @@ def environment() -> jinja2.Environment:
     for text in (printable, counted, brief_names, format_cell, *formats):
         environment.filters[text.__name__] = text
     environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
+    environment.globals["failures_title"] = failures_title
     return environment

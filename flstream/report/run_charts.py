@@ -28,7 +28,7 @@ from flstream.report.drawing import (
     curve_chart,
 )
 from flstream.report.memory_curves import HELPERS
-from flstream.report.metrics import Metric, metrics_of, values_by_round
+from flstream.report.metrics import Metric, metrics_of, order_metrics, values_by_round
 from flstream.report.run_record import RunRecord
 from flstream.report.text import counted, elide
 from flstream.runs.history import PHASES
@@ -41,6 +41,7 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
 _MOST_LINES, _MOST_KEYS, _LABEL = 8, 4, 40
+_MOST_BY_SITE, _MOST_EVALUATIONS = 4, 200
 
 
 def series_color(index: int) -> str:
@@ -150,12 +151,10 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
         color, name = group.color, elide(group.label, _LABEL)
         if len(lines) > 1:
             places, means, _, _, deviations = band_of(lines)
-            label = f"{name}, " if len(runs) > len(group.runs) else ""
-            label += f"mean of {counted(len(lines), 'run')}"
-            low, high = means - deviations, means + deviations
-            band = Curve(
-                "\N{PLUS-MINUS SIGN} sd" if place == 0 else "", places, high, color, lows=low
-            )
+            prefix = f"{name}, " if len(runs) > len(group.runs) else ""
+            label, sd = f"{prefix}mean of {counted(len(lines), 'run')}", "\N{PLUS-MINUS SIGN} sd"
+            low, high, legend = means - deviations, means + deviations, "" if place else sd
+            band = Curve(legend, places, high, color, lows=low, name=f"{prefix}{sd}")
             thin = [Curve("", *line, color, 0.6) for line in lines if len(drawn) == 1]
             return [band, *thin, Curve(label, places, means, color)]
         best = runs[group.runs[0]].summary.best
@@ -176,6 +175,49 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
         )
         for metric in metrics
     ]
+
+
+def site_charts(run: RunRecord) -> list[Chart]:
+    """Draw the spread over sites of each metric that sites scored."""
+    scores = run.history.site_scores
+    charts: list[Chart] = []
+    metrics = order_metrics(
+        (Metric("", name) for row in scores.values() for name in row),
+        [Metric("", run.history.facts.key_metric)],
+    )
+    for metric in metrics[:_MOST_BY_SITE]:
+        columns = {n: np.array(row[metric.name]) for n, row in scores.items() if metric.name in row}
+        rounds = sorted(n for n, column in columns.items() if np.isfinite(column).sum() > 1)
+        if rounds:
+            steps = np.linspace(0, len(rounds) - 1, min(len(rounds), _MOST_EVALUATIONS)).astype(int)
+            values = {rounds[step]: columns[rounds[step]] for step in steps}
+            curves, title = _site_curves(run, metric, values), f"{metric.title} by site"
+            charts.append(curve_chart(title, curves, "count", "metric", x_title="round"))
+    return charts
+
+
+def _site_curves(run: RunRecord, metric: Metric, columns: Mapping[int, np.ndarray]) -> list[Curve]:
+    """Return a metric's bands over sites, few sites' lines, the mean, and the last two ends."""
+    facts, rounds, values = run.history.facts, list(columns), np.array(list(columns.values()))
+    scored = np.flatnonzero(np.isfinite(values).any(axis=0))
+    low, lower, upper, high = np.nanquantile(values, [0, 0.25, 0.75, 1], axis=1)
+    curves = [Curve("lowest to highest", rounds, high, VIOLET, lows=low)]
+    if len(scored) > _MOST_LINES:
+        curves.append(Curve("middle half", rounds, upper, VIOLET, lows=lower))
+    else:
+        lines = {facts.sites[at]: values[:, at] for at in scored}
+        curves += [Curve("", rounds, line, VIOLET, 0.7, name=site) for site, line in lines.items()]
+    label = f"mean of {counted(len(scored), 'site')}"
+    curves.append(Curve(label, rounds, np.nanmean(values, axis=1), VIOLET))
+    words, ends = ("highest", "lowest"), (high[-1], low[-1])
+    if metric.name == facts.key_metric:
+        words, ends = ("best", "worst"), ends if facts.key_metric_mode == "max" else ends[::-1]
+    for word, end, color in zip(words, ends, (GREEN, VERMILION), strict=True):
+        names = [facts.sites[at] for at in np.flatnonzero(values[-1] == end)]
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        label = f"{word}: {_short(names[0])}{more}"
+        curves.append(Curve(label, rounds[-1:], [end], color, name=""))
+    return curves
 
 
 def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
@@ -201,9 +243,14 @@ def seconds_chart(run: RunRecord, top: float | None = None) -> Chart | None:
             PHASE_COLORS[phase],
             lows=np.repeat(tops[:, at] - means[:, at], 2),
             opacity=1.0,
+            name="",
         )
         for at, phase in enumerate(PHASES)
     ]
+    # Lines that nobody sees have the seconds that are shown on hover.
+    middles = places.reshape(-1, 2).mean(axis=1)
+    for at, (phase, color) in enumerate(PHASE_COLORS.items()):
+        curves.append(Curve("", middles, means[:, at], color, 0.0, name=phase))
     x_title = f"round, means of {group}" if group > 1 else "round"
     title = "seconds of each round"
     return curve_chart(title, curves, "count", "seconds", top=top, x_title=x_title)
@@ -217,7 +264,7 @@ def over_idle_chart(run: RunRecord, top: float | None = None) -> Chart | None:
     if model := run.summary.model.bytes:
         ends = [0.0, max(curve.places[-1] for curve in curves)]
         label = f"model {format_bytes(model)}"
-        curves.append(Curve(label, ends, [model] * 2, INK, 1.2, is_dashed=True))
+        curves.append(Curve(label, ends, [model] * 2, INK, 1.2, is_dashed=True, name=""))
     return _memory_chart(run, "memory over idle (RSS)", curves, top)
 
 

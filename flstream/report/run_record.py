@@ -21,6 +21,7 @@ from flstream.job.hocon import read_hocon
 from flstream.job.keys import flat, keys_in
 from flstream.job.values import render_value, settings_of
 from flstream.report.memory_curves import HELPERS, MemoryCurves, RunningClock, read_memory
+from flstream.report.site_errors import SiteError, site_errors
 from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.runs.journal import Journal
@@ -106,6 +107,7 @@ class RunRecord:
     versions: Mapping[str, str]  # that the run had, by name
     notes: Sequence[str]  # sentences about what is missing or damaged
     cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by scoring site and owner
+    errors: Sequence[SiteError]  # of sites; tracebacks of one run alone
 
     @property
     def name(self) -> str:
@@ -128,7 +130,8 @@ def read_run(
 ) -> RunRecord:
     """Read a run directory; by default, its lock shows whether the run goes on.
 
-    Of one of many runs, the meanings of settings are left out where the summary has the values.
+    Of one of many runs, tracebacks are left out, and the meanings of settings where the summary has
+    the values.
     """
     run = RunDirectory(path.absolute())
     try:
@@ -193,6 +196,7 @@ def _read(run: RunDirectory, *, is_running: bool, is_one_of_many: bool) -> RunRe
         versions=_read_json(run.versions, dict[str, str], notes) or {},
         notes=notes,
         cross_site=_read_json(run.cross_site_results, scores, notes) or {},
+        errors=site_errors(summary.failures, None if is_one_of_many else run),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,8 @@ from flstream.report import views
 from flstream.report.console import LABEL_WIDTH, error_console, print_facts, print_tables
 from flstream.report.live.view import watching
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.table import STATE_STYLES, Gap, Table
+from flstream.report.site_errors import failures_title, site_errors
+from flstream.report.table import STATE_STYLES
 from flstream.report.text import (
     counted,
     format_metrics,
@@ -30,7 +31,7 @@ from flstream.report.text import (
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import temporary_of
-from flstream.runs.summary import Summary
+from flstream.runs.summary import SiteFailure, Summary
 from flstream.simulation.interruption import stoppable
 from flstream.simulation.launcher import simulate
 from flstream.text import MOST_ON_A_LINE, brief_names, printable, quotable
@@ -38,7 +39,7 @@ from flstream.units import format_bytes, format_seconds
 
 # Least seconds between two pages of a run that is going on, and their most share of its time.
 _LEAST_SECONDS, _MOST_SHARE = 5.0, 0.01
-_MOST_SCORES, _MOST_REASON_LINES = 6, 3
+_MOST_SCORES, _MOST_ERRORS, _MOST_REASON_LINES = 6, 5, 3
 
 
 def run_and_show(
@@ -162,7 +163,7 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
         console.print(f"All processes together, shared pages counted once: at most {total}.")
     print_tables(console, views.nodes_table(summary))
     if summary.failures:
-        _print_failures(console, views.failures_table(summary))
+        _print_failures(console, summary.failures)
     for warning in summary.warnings:
         console.print()
         console.print(Text(f"warning: {quotable(warning, MOST_ON_A_LINE)}", style="yellow"))
@@ -170,18 +171,14 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     print_facts(console, _facts(summary, run), console.width)
 
 
-def _print_failures(console: Console, table: Table) -> None:
-    """Print failed sites as sentences, since reasons are long."""
-    sentences = []
-    for row in table.rows:
-        if isinstance(row, Gap):
-            sentences.append(str(row))
-        else:
-            site, count, number, reason = row.cells
-            times = f"{counted(count, 'time')}, last in round {number}"
-            sentences.append(f"{printable(site)}: {times}: {printable(reason)}")
+def _print_failures(console: Console, failures: Sequence[SiteFailure]) -> None:
+    """Print errors of sites as sentences, since reasons are long."""
+    errors = site_errors(failures)
+    sentences = [f"{error.who}: {printable(error.reason)}" for error in errors[:_MOST_ERRORS]]
+    if (more := len(errors) - _MOST_ERRORS) > 0:
+        sentences.append(f"... and {more:,} more errors")
     console.print()
-    console.print(Text(table.title, style="bold"))
+    console.print(Text(failures_title(failures), style="bold"))
     for line in wrapped(sentences, console.width, _MOST_REASON_LINES):
         console.print(Text(line))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median_low, stdev
@@ -135,24 +134,6 @@ def nodes_table(summary: Summary) -> Table:
         Column("workers that it had last", "text", 2, lambda item: item[2]),
     ]
     return Table.of(Column("node", "name"), items, columns, "Nodes")
-
-
-def failures_table(summary: Summary, most: int = 5) -> Table:
-    """Return the table of failed sites, those that failed most often first."""
-    times = Counter(failure.site for failure in summary.failures)
-    last = {failure.site: failure for failure in summary.failures}
-    columns = [
-        Column("times", "count", 1, lambda failure: times[failure.site]),
-        Column("last round", "count", 2, "round"),
-        Column("reason, the last time", "text", 0, "reason"),
-    ]
-    title = (
-        f"Failures ({counted(len(times), 'site')}, {counted(len(summary.failures), 'time')}; "
-        "summary.json has each reason)"
-    )
-    items = ((site, last[site]) for site, _ in times.most_common())
-    first, shown = Column("site", "name"), (most, 0, most)
-    return Table.of(first, items, columns, title, lambda _: "bad", shown)
 
 
 def sites_table(sites: Mapping[str, SiteRecord]) -> Table:

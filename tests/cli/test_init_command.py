@@ -1,8 +1,10 @@
 """`flstream init` writes jobs that run at once, and writes over nothing."""
 
+import ast
 import json
 import re
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,14 +29,43 @@ def test_a_template_is_the_shipped_job_under_a_new_name(flstream_here, tmp_path,
             assert (written / name).read_bytes() == (shipped / name).read_bytes()
         text = (written / name).read_text()
         assert not re.search(rf"(jobs/|name ?= ?\"?){shipped.name}\b", text)
-    needs = {"digits": "scikit-learn", "byzantine": "scikit-learn", "gpt2": "'flstream[hf]'"}
-    assert re.findall("pip install (\\S+)", done.stdout) == [*filter(None, [needs.get(template)])]
+    needs = [text.partition("; needs ")[2]] if "; needs " in (text := TEMPLATES[template]) else []
+    assert re.findall("pip install (\\S+)", done.stdout) == needs
     for text in (done.stdout, (written / "job.conf").read_text()):
         assert "flstream simulate sub/new" in text
     if template == "gpt2" and find_spec("trl") is None:
         return  # its libraries are imported ahead, and a job file is refused without them
     job, own = load_job(written / "job.conf"), load_job(shipped / "job.conf")
     assert (job.name, job.rounds, job.stages) == ("new", own.rounds, own.stages)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_template_names_what_it_imports_and_no_more(template):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = TEMPLATES[template].partition("; needs ")[2].strip("'")
+    extra = re.fullmatch(r"flstream\[(.*)\]", named)
+    groups = [extras[name] for name in extra[1].split(",")] if extra else [[named]]
+
+    def modules(packages):
+        names = {re.split(r"[\[>]", package)[0].lower().replace("-", "_") for package in packages}
+        return {"sklearn" if name == "scikit_learn" else name for name in names}
+
+    imports = set()
+    for path in (ROOT / "jobs" / template).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imports |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imports.add(str(node.module).partition(".")[0])
+    conf = (ROOT / "jobs" / template / "job.conf").read_text()
+    for words in re.findall(r"^ *preload = \[(.*?)\]", conf, re.MULTILINE):
+        imports |= set(words.split(", "))
+    imports |= set(re.findall(r"^tracking.type = (\w+)", conf, re.MULTILINE))
+    known = {*sys.stdlib_module_names, *modules(project["dependencies"]), "flstream", "model"}
+    imports -= known
+    assert imports <= set().union(*map(modules, groups))
+    assert all(imports & modules(group) or not named for group in groups)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A real browser opens the pages, has nothing to complain of, and shows what can be read."""
 
+import json
 import os
 import re
 import shutil
@@ -142,4 +143,38 @@ def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
     light = brightness(page)
     page.emulate_media(color_scheme="dark")
     assert brightness(page) < 60 < 200 < light
+    page.close()
+
+
+def test_a_chart_shows_its_values_to_the_pointer_to_fingers_and_to_arrow_keys(browser, pages):
+    page, complaints, _ = opened(browser, pages["run"], 390)
+    chart, tip = page.locator("svg.chart").first, page.locator("[role=status]")
+    scores = json.loads((pages["run"].parent / "summary.json").read_text())["metrics"]
+    expected = {row["round"]: row["accuracy"] for row in scores}
+
+    def shown():
+        noun, number, name, value = tip.inner_text().split()
+        return noun, name, float(value) == pytest.approx(expected[int(number)], abs=1e-4)
+
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] / 2)
+    assert shown() == ("round", "accuracy", True)
+    assert tip.bounding_box()["x"] + tip.bounding_box()["width"] <= 390
+    page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    chart.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert shown() == ("round", "accuracy", True)
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()
+    touch = {"pointerType": "touch", "clientX": box["x"] + 200}
+    chart.dispatch_event("pointerdown", touch)
+    chart.dispatch_event("pointerleave", touch)
+    assert shown() == ("round", "accuracy", True)
+    for other in page.locator("svg.chart").all():  # each has something to show
+        other.press("ArrowRight")
+        assert len(tip.inner_text().splitlines()) > 1
+    assert complaints == []
     page.close()

@@ -56,7 +56,8 @@ def test_epsilon_ends_a_private_job_also_where_nothing_is_evaluated(private):
     ("text", "module", "key", "words"),
     [
         (JOB, "dp_accounting", "privacy.type", "there is no module dp_accounting"),
-        ("tracking.type = tensorboard", "tensorboard", "tracking.type", "'flstream[tracking]'"),
+        ("tracking.type = tensorboard", "tensorboard", "tracking.type", "'flstream[tensorboard]'"),
+        ("tracking.type = mlflow", "mlflow", "tracking.type", "'flstream[tracking]'"),
     ],
 )
 def test_without_the_extra_a_job_that_needs_it_is_refused_with_what_to_install(

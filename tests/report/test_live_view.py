@@ -29,6 +29,11 @@ from flstream.server.live_picture import LivePicture
 from flstream.telemetry.events import (
     AnyEvent,
     Metrics,
+    ModelReady,
+    NodeJoined,
+    NodesAwaited,
+    ProcessReady,
+    ProcessStarted,
     RoundStarted,
     RunFinished,
     SiteFailed,
@@ -156,7 +161,31 @@ def test_sites_go_through_their_states_and_the_run_through_its_phases():
     assert ["1", "0.9123", "1.5000"] in [line.split()[:3] for line in lines]
     run.apply(RunFinished(time=START + 8, status="finished"))
     assert run.phase == "finished"
-    assert frame(LiveRun(START)) == ["flstream  starting  1.0 s"]
+
+
+def test_a_run_that_starts_says_what_it_waits_for():
+    run = LiveRun(START)
+    libraries = "starting: importing the libraries that all processes share"
+    assert frame(run) == [f"flstream  {libraries}  1.0 s"]
+    run.apply(ProcessStarted(time=START, process="model-builder", pid=3))
+    run.apply(run_started(3, []))
+    assert frame(run, 120)[0].endswith(
+        "starting: 0 of 3 processes ready; importing: site-1, site-2, site-3"
+    )
+    for site in ("site-3", "site-1"):
+        run.apply(ProcessReady(time=START, process=site, pid=1, idle_rss=MIB))
+    assert run.phase == "starting: 2 of 3 processes ready; importing: site-2"
+    run.apply(NodesAwaited(time=START))
+    assert run.phase == "waiting for nodes"
+    run.apply(NodeJoined(time=START, node="n", cpus=2))
+    run.apply(ProcessReady(time=START, process="site-2", pid=1, idle_rss=MIB))
+    assert run.phase == "starting: building the initial model"
+    run.apply(ModelReady(time=START, bytes=MIB, tensors=2, digest="0" * 32))
+    assert run.phase == "starting"
+    run.apply(RoundStarted(time=START, round=1, sites=["site-1"]))
+    assert run.phase == "training"
+    run.apply(ProcessReady(time=START, process="site-2", pid=9, idle_rss=MIB))  # a new one
+    assert run.phase == "training"
 
 
 NAMES = st.sampled_from(

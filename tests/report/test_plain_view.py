@@ -65,6 +65,32 @@ def test_a_round_is_a_few_lines_that_begin_with_the_time():
     assert "sites report loss 1.5000" in lines[3]
 
 
+def test_a_start_that_takes_long_says_what_it_waits_for_once(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr("time.time", lambda: START)
+    view = PlainView(make_console(file=file))
+
+    def tick(seconds, *events):
+        monkeypatch.setattr("time.time", lambda: START + seconds)
+        for event in events:
+            view(event, NO_MEMORY)
+        view.tick()
+        lines = file.getvalue().splitlines()
+        file.seek(0)
+        file.truncate()
+        return lines
+
+    assert tick(4) == []
+    libraries = "importing the libraries that all processes share"
+    assert tick(6) == [f"00:00:06  starting: {libraries}"]
+    assert tick(7) == []
+    assert tick(8, run_started(1000, WORKERS))[1:] == [
+        "00:00:08  starting: 0 of 2 processes ready; importing: worker-1, worker-2"
+    ]
+    assert tick(9, RoundStarted(time=START + 8.5, round=1, sites=["site-1"])) == []
+    assert view.start.is_over
+
+
 def test_a_round_that_is_over_in_a_moment_is_a_line_until_one_takes_longer():
     none = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 0.0)
     quick = [replace(round_finished(number, START), **none) for number in (1, 2)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console
 
+from flstream.report.live.run_state import RunStart
 from flstream.report.text import (
     counted,
     format_clock,
@@ -22,6 +25,7 @@ from flstream.units import format_bytes, format_seconds
 _MOST_PRINTED = 5
 # Seconds of a round after which its beginning is printed too, not just its end.
 _ANNOUNCED_AFTER_SECONDS = 1.0
+_LONG_SECONDS = 5.0  # of a run's start, after which its phase is printed
 
 
 class PlainView:
@@ -34,9 +38,19 @@ class PlainView:
         self._troubles = 0
         self._round = self._asked = 0
         self._begun: float | None = None  # when the round began, until that is printed
+        self.start, self._created, self._waited = RunStart(), time.time(), ""
+
+    def tick(self) -> None:
+        """Print the phase of the run's start, if that takes long. Another thread may do so."""
+        is_long, phase = time.time() >= self._created + _LONG_SECONDS, self.start.phase
+        if is_long and phase != self._waited and not self.start.is_over:
+            self._waited = phase
+            self._began = self._created if self._began < 0 else self._began
+            self._print(time.time(), phase)
 
     def __call__(self, event: events.AnyEvent, sampler: MemorySampler) -> None:
         """Handle an event of the run."""
+        self.start.apply(event)
         if self._began < 0:
             self._began = event.time
         self._announce(event)

@@ -7,23 +7,65 @@ from __future__ import annotations
 
 from collections import deque
 
+from flstream.report.text import counted
 from flstream.runs.history import History
 from flstream.telemetry import events
+from flstream.text import brief_names
 
+_AWAITS_NODES = "waiting for nodes"
 _ENDED = ("finished", "failed", "stopped")
 _PACE_ROUNDS, _MOST_FAILURES = 8, 32
 _UNREADABLE_SECONDS = 0.5  # of a round: nobody could read what goes on in a quicker one
+
+
+class RunStart:
+    """Start of a run until its first task, and what that waits for."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.names: dict[str, None] = {}  # of the workers
+        self.ready: set[str] = set()  # workers that have finished their imports
+        self._is_building = self._awaits_nodes = False
+
+    def apply(self, event: events.AnyEvent) -> None:
+        """Apply an event, in the order of events."""
+        match event:
+            case events.RunStarted():
+                self.names.update(dict.fromkeys(event.processes))
+            case events.ProcessStarted(process=events.EVALUATOR):
+                self.names[events.EVALUATOR] = None
+            case events.ProcessStarted(process="model-builder") | events.ModelReady():
+                self._is_building = isinstance(event, events.ProcessStarted)
+            case events.NodesAwaited() | events.NodeJoined():
+                self._awaits_nodes = isinstance(event, events.NodesAwaited)
+            case events.ProcessReady() if event.process in self.names:
+                self.ready.add(event.process)
+            case events.RoundStarted() | events.Snapshot() | events.RunFinished():
+                self.is_over = True
+
+    @property
+    def phase(self) -> str:
+        """Phase of the run, with what it waits for."""
+        if self._awaits_nodes:
+            return _AWAITS_NODES
+        if not self.names:
+            return "starting: importing the libraries that all processes share"
+        # A copy, since another thread may add a name.
+        if late := [name for name in list(self.names) if name not in self.ready]:
+            ready = f"{len(self.ready):,} of {counted(len(self.names), 'process')} ready"
+            return f"starting: {ready}; importing: {brief_names(late, 3)}"
+        return "starting: building the initial model" if self._is_building else "starting"
 
 
 class LiveRun:
     """State of a run for its live view; an event's cost does not grow with sites."""
 
     def __init__(self, began: float) -> None:
-        self.began, self.phase, self.round = began, "starting", 0
+        self._starting = RunStart()
+        self.began, self.phase, self.round = began, self._starting.phase, 0
         self.history = History()
         self.now = events.Snapshot()  # the last one
-        self.names: dict[str, None] = {}  # of the workers
-        self.ready: set[str] = set()  # workers that have finished their imports
+        self.names, self.ready = self._starting.names, self._starting.ready  # of the workers
         self.metrics: dict[str, events.Metrics] = {}  # that a worker logged or sent last
         self.failures: dict[str, str] = {}  # reasons, the latest at the end
         self._begins: deque[float] = deque(maxlen=_PACE_ROUNDS + 1)
@@ -55,6 +97,9 @@ class LiveRun:
     def apply(self, event: events.AnyEvent) -> None:
         """Apply an event, in the order of events."""
         self.history.apply(event)
+        self._starting.apply(event)
+        if not self._starting.is_over:
+            self.phase = self._starting.phase
         match event:
             case events.Snapshot():
                 self.now, self.phase = event, event.phase
@@ -73,20 +118,10 @@ class LiveRun:
                 self._begin_round(event)
             case events.RoundFinished():
                 self.phase = "round is over"
-            case events.RunStarted():
-                self.phase = "preparing the model"
-                self.names = dict.fromkeys(event.workers or event.sites)
-            case events.ModelReady():
-                self.phase = "starting the sites"
-            case events.ProcessReady() if event.process in (*self.names, events.EVALUATOR):
-                self.names[event.process] = None
-                self.ready.add(event.process)
-            case events.RunResumed():
-                self.phase, self.round = "starting the sites", event.round or 0
             case events.RunFinished():
                 self.phase = event.status
             case events.NodesAwaited():
-                self.phase = "waiting for nodes"
+                self.phase = _AWAITS_NODES
 
     def _begin_round(self, event: events.RoundStarted) -> None:
         self.round, self.phase = event.round, "training"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -26,7 +26,7 @@ from flstream.telemetry.memory import MemorySampler
 _FRAME_SECONDS = 0.125
 # Maximum share of the time that drawing may take, where it is slow.
 _MOST_SHARE = 0.05
-_NOTEBOOK_FRAME_SECONDS = 0.5
+_NOTEBOOK_FRAME_SECONDS, _TICK_SECONDS = 0.5, 1.0
 _NOTEBOOK_WIDTH, _NOTEBOOK_HEIGHT = 100, 28
 # A notebook's own colours of code, whether it is light or dark.
 _PRE = '<pre style="line-height:1.3; overflow-x:auto; white-space:pre">{code}</pre>'
@@ -42,19 +42,27 @@ def watching(console: Console, *, has_screen: bool = True) -> Iterator[Listener 
         yield None
     elif in_notebook():
         yield notebook_listener()
-    elif not (has_screen and is_live(console)):
-        yield PlainView(console)
-    else:
-        view, over = LiveView(), threading.Event()
-        thread = threading.Thread(
-            target=_draw_until, args=(over, view, console), name="live-view", daemon=True
-        )
-        thread.start()
-        try:
+    elif has_screen and is_live(console):
+        view = LiveView()
+        with _thread(_draw_until, view, console):
             yield view.listen
-        finally:
-            over.set()
-            thread.join()
+    else:
+        lines = PlainView(console)
+        with _thread(_tick_until, lines):
+            yield lines
+
+
+@contextmanager
+def _thread(target: Callable[..., None], *args: object) -> Iterator[None]:
+    """Call a function in a thread, with an event that is set at the end of the block."""
+    over = threading.Event()
+    thread = threading.Thread(target=target, args=(over, *args), name="live-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class LiveView:
@@ -104,6 +112,13 @@ def _draw_until(over: threading.Event, view: LiveView, console: Console) -> None
             live.refresh()
             spent = time.thread_time() - began
             pause = max(_FRAME_SECONDS, spent / _MOST_SHARE)
+
+
+def _tick_until(over: threading.Event, view: PlainView) -> None:
+    """Print phases of a run's start as lines, until that or an event ends it."""
+    with suppress(OSError):  # a closed pipe
+        while not view.start.is_over and not over.wait(_TICK_SECONDS):
+            view.tick()
 
 
 def notebook_listener() -> Listener:
