@@ -122,12 +122,17 @@ def markdown_section(part: Part, rows: Sequence[Row]) -> str:
         missed = "" if row.is_met else " (missed)"
         figures.setdefault((case, measure), row.cells[1] + missed)
     cases, measures = (list(dict.fromkeys(names)) for names in zip(*figures, strict=True))
-    table = [["", *measures], ["---"] * (len(measures) + 1)]
-    table += [[case, *(figures.get((case, each), "") for each in measures)] for case in cases]
-    lines = (f"| {' | '.join(cells)} |" for cells in table)
+    table = [[case, *(figures.get((case, each), "") for each in measures)] for case in cases]
+    lines = markdown_table(["", *measures], table).splitlines()
     return "\n".join(
         [f"## {heading[:1].upper()}{heading[1:]}", *text, *([""] if text else []), *lines]
     )
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of formatted cells as a Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
 def machine() -> str:

@@ -30,6 +30,11 @@ from flstream.runs.small_files import write_whole
 from flstream.text import brief_names, natural_key, printable
 from flstream.units import format_bytes, format_seconds
 
+_SCORERS = {
+    "task": "all sites that evaluated",
+    "received": "all sites who received it to train it",
+    "server": "the evaluator, on data of its own",
+}
 _MOST_DETAILED = 20  # runs of a comparison whose memory, time and sites are shown
 _REFRESH_SECONDS = 5  # after which a browser loads the page of a run that is going on once more
 _GENERATOR = "flstream report"
@@ -155,6 +160,7 @@ def run_page(
     colors = {at: group.color for group in groups for at in group.runs}
     folder = None if path is None else path.absolute().parent
     names = [Link(label, _address(run, folder)) for label, run in zip(labels, runs, strict=True)]
+    scored_by = {run.summary.evaluate for run in runs}
     memory_top, seconds_top = (None, None) if only else _common_tops(runs)
     return _render(
         "page.html",
@@ -169,7 +175,8 @@ def run_page(
         has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
-        is_received=any(run.summary.evaluate == "received" for run in runs),
+        scorers=[words for by, words in _SCORERS.items() if by in scored_by],
+        is_received="received" in scored_by,
         memory_top=memory_top,
         seconds_top=seconds_top,
     )

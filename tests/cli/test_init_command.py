@@ -22,10 +22,10 @@ def test_a_template_is_the_shipped_job_under_a_new_name(flstream_here, tmp_path,
     done = flstream_here("init", "sub/new", "--template", template)
     written, shipped = tmp_path / "sub" / "new", ROOT / "jobs" / template
     names = {path.name for path in written.iterdir()}
-    assert names == FILES | ({"job.py"} if template == "gpt2" else set())
+    assert names == FILES | {"gpt2": {"job.py"}, "digits": {"evaluate.py"}}.get(template, set())
     for name in names:
         assert not (written / name).is_symlink()
-        if name in ("client.py", "model.py"):
+        if name in ("client.py", "model.py", "evaluate.py"):
             assert (written / name).read_bytes() == (shipped / name).read_bytes()
         text = (written / name).read_text()
         assert not re.search(rf"(jobs/|name ?= ?\"?){shipped.name}\b", text)
