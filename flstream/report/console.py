@@ -61,9 +61,11 @@ def make_console(*, file: IO[str] | None = None, **options: Any) -> Console:
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         # Characters that the terminal's encoding lacks are shown escaped.
         stream.reconfigure(errors="backslashreplace")
-    # No markup, since the output has names from files and scripts. In a notebook, text stays text.
+    # The stream is that of this moment: imports of a job's code put another in the place of
+    # sys.stdout for a while, also on other threads. No markup, since the output has names from
+    # files and scripts. In a notebook, text stays text.
     return _Console(
-        file=file, markup=False, highlight=False, emoji=False, force_jupyter=False, **options
+        file=stream, markup=False, highlight=False, emoji=False, force_jupyter=False, **options
     )
 
 

@@ -75,13 +75,13 @@ def run_and_show(
             point = plan_resume(job, run, from_round)
         is_finished = point is not None and point.is_finished
         if point is not None and is_finished:
-            console.out(f"nothing is left to do: the run in {run.path} is finished")
+            console.out(f"nothing is left to do: the run in {shown_path(run.path)} is finished")
             run.tidy()  # the launcher may have been killed before it did this
             summary = final_summary(run, point)
         else:
             if point is not None:
                 after = f"after round {point.round}" if point.round else "from its beginning"
-                console.out(f"the run in {run.path} resumes {after}")
+                console.out(f"the run in {shown_path(run.path)} resumes {after}")
             # Inline, pdb and what training code prints have the screen.
             has_screen = not job.engine.is_inline
             with live_page(run) as page, watching(console, has_screen=has_screen) as listener:

@@ -76,7 +76,8 @@ def test_without_a_terminal_a_run_is_plain_lines_and_a_finished_one_is_left_as_i
 
     done = flstream_here("simulate", job, "--resume", *INLINE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing is left to do" in done.stdout
+    left = f"nothing is left to do: the run in runs/{run.name} is finished\n"
+    assert done.stdout.startswith(left)
     done = flstream_here("simulate", job, "--resume", "--run-dir", run, "--json", *INLINE)
     assert json.loads(done.stdout) == json.loads((run / "summary.json").read_text())
     done = flstream_here("simulate", job, "--resume", "--quiet", *INLINE)

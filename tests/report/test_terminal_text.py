@@ -1,9 +1,13 @@
 """Text from files and scripts is shown, never obeyed, and cut where a terminal ends."""
 
+import sys
+from contextlib import redirect_stdout
+
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from flstream.report.console import make_console
 from flstream.report.text import elide, format_clock, format_metric
 from flstream.text import printable
 
@@ -24,3 +28,10 @@ def test_both_ends_of_a_long_name_stay_and_metrics_are_short():
     assert {value: format_metric(value) for value in texts} == texts
     assert [format_metric(value) for value in (None, float("nan"))] == ["-", "nan"]
     assert [format_clock(n) for n in (3_725.9, -1)] == ["01:02:05", "00:00:00"]
+
+
+def test_a_console_stays_with_its_stream_while_imports_redirect_stdout(capfd):
+    console = make_console()
+    with redirect_stdout(sys.stderr):  # as import_once does, on any thread
+        console.out("round 1 of 2")
+    assert capfd.readouterr() == ("round 1 of 2\n", "")
