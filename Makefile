@@ -58,8 +58,8 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## Write the reference of the job file (docs/job.md) anew
-	$(BIN)/python -m flstream.job.reference > docs/job.md.new && mv docs/job.md.new docs/job.md
+docs: $(STAMP) ## Write docs/reference/ anew from the code
+	$(BIN)/python docs/make_reference.py
 
 digests: $(STAMP) ## Write what the rows of tests/matrix end in (ARGS=fedavg for some), for a reviewer to read
 	PYTHONPATH=tests:tests/matrix $(BIN)/python tests/matrix/record.py $(ARGS)
