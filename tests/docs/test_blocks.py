@@ -33,12 +33,12 @@ from flstream.job.hocon import read_hocon
 from flstream.job.keys import flat
 
 BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>.*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$"
+    r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$"
     r"|^<!--python\n(?P<hidden>.*?)^-->$",
     flags=re.MULTILINE | re.DOTALL,
 )
 NAMED = re.compile(r"# ([\w./-]+\.(?:py|conf|csv|toml|ini|txt|sh))\n")
-COMMAND = re.compile(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", flags=re.MULTILINE)
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", flags=re.MULTILINE)
 FAILED = re.compile(r"\[exit status (\d+)\]\n\Z")
 # What only a shell understands, once all that stands in quotes is gone.
 FOR_A_SHELL = re.compile(r"[|<>;&$*?~`]")
