@@ -17,7 +17,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +33,7 @@ from flstream.__main__ import main
 from flstream.job import load_job
 from flstream.job.hocon import read_hocon
 from flstream.job.keys import flat
+from flstream.report import running
 
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$"
@@ -105,6 +109,7 @@ class Page:
             path = self.folder / block.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
+            self.forget_modules()
             check = {".py": self._imports, ".conf": load_job}.get(path.suffix)
             if check is not None:
                 self._written[block.name] = lambda: check(path)
@@ -124,11 +129,24 @@ class Page:
         tree = ast.parse(path.read_text(), path)
         compile(tree, path, "exec", dont_inherit=True)
         nodes = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        for node in nodes:
-            modules = [node.module] if isinstance(node, ast.ImportFrom) else node.names
-            names = [each if isinstance(each, str) else each.name for each in modules if each]
-            if not all(name.split(".")[0] in OTHERS for name in names):
-                exec(compile(ast.Module([node], []), path, "exec"), {"__name__": path.stem})
+        with self._at(path):
+            for node in nodes:
+                modules = [node] if isinstance(node, ast.ImportFrom) else node.names
+                names = [
+                    getattr(each, "module", None) or getattr(each, "name", "") for each in modules
+                ]
+                if not all(name.split(".")[0] in OTHERS for name in names):
+                    exec(compile(ast.Module([node], []), path, "exec"), {"__name__": path.stem})
+
+    @contextmanager
+    def _at(self, script: Path) -> Iterator[None]:
+        """Import from the folder of a script, and forget what was imported from there."""
+        with self._monkeypatch.context() as patched:
+            patched.syspath_prepend(script.parent.resolve())
+            try:
+                yield
+            finally:
+                self.forget_modules()
 
     def _python(self, block: Block) -> None:
         code = compile("\n" * block.line + block.text, self.folder.name, "exec", dont_inherit=True)
@@ -181,10 +199,9 @@ class Page:
             if words[:1] == ["flstream"]:
                 status = self._here(words, stream, main)
             elif words[:1] == ["python"] and words[1].endswith(".py"):
-                script = words[1]
-                status = self._here(
-                    words[1:], stream, lambda: runpy.run_path(script, run_name="__main__")
-                )
+                with self._at(Path(words[1])):
+                    run = partial(runpy.run_path, words[1], run_name="__main__")
+                    status = self._here(words[1:], stream, run)
             else:
                 status = subprocess.run(
                     ["bash", "-c", line], stdout=stream, stderr=subprocess.STDOUT, timeout=120
@@ -209,7 +226,6 @@ class Page:
                 for fd, copy in zip((1, 2), kept, strict=True):
                     os.dup2(copy, fd)
                     os.close(copy)
-                self.forget_modules()
         return 0
 
     def forget_modules(self) -> None:
@@ -223,6 +239,8 @@ class Page:
 @pytest.fixture
 def page(tmp_path, monkeypatch, fork_server):
     share_host(monkeypatch)
+    # The page of a run that goes on would take as long to draw as the run itself.
+    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
