@@ -250,7 +250,7 @@ class NetworkSection(LinkSection):
 
     A site's link is between it and all others. All that the site sends shares `up`, and all that it
     receives shares `down`. Models come out the same, bit for bit. Without any of these keys nothing
-    is emulated. The page [network.md](network.md) says what is emulated and what is not.
+    is emulated. The page [network.md](../network.md) says what is emulated and what is not.
     """
 
     sites: Annotated[

@@ -610,7 +610,7 @@ class StreamingSection(Section):
     The model that results is the same, bit for bit. In native mode the model is serialised into one
     message. In map mode the clients of this machine map the server's checkpoint, and pay for what
     training writes to alone: it is for evaluation, and for models most of which is frozen. Updates
-    are pulled. The page [mapping.md](mapping.md) says more.
+    are pulled. The page [large-models.md](../large-models.md) says more.
     """
 
     tensor_download_chunk_size: ChunkSize = 2 * MIB
@@ -641,7 +641,7 @@ class StreamingSection(Section):
 
     It pays over links and networks. The receiver compares digests of blocks of 64 KiB with those of
     what it has: the tensors that it receives into, or the model that an update was trained from.
-    The page [fewer-bytes.md](fewer-bytes.md) says what it costs.
+    The page [network.md](../network.md) says what it costs.
     """
 
     @property
@@ -675,7 +675,7 @@ class EngineSection(Section):
     """Where workers run: local (this machine), inline, or ray (the nodes of a Ray cluster).
 
     With inline, all is in one process, one site after another: for `breakpoint()` in training code,
-    workflows and aggregators ([debugging.md](debugging.md)). Nothing of time is limited there.
+    workflows and aggregators ([debugging.md](../debugging.md)). Nothing of time is limited there.
 
     With ray, the run directory is on a folder that all nodes see; it needs the extra
     `flstream[ray]`.
@@ -702,7 +702,7 @@ class EngineSection(Section):
     runtime_env: FreeArgs = Field(default_factory=dict)
     """What else Ray brings to the nodes, as its `runtime_env` has it: pip, env_vars, excludes, ...
 
-    The job's folder is its `working_dir`; [cluster.md](cluster.md) says what of it stays behind.
+    The job's folder is its `working_dir`; [cluster.md](../cluster.md) says what of it stays behind.
     """
 
     pdb: Flag = False

@@ -7,7 +7,7 @@ from typing import get_args, get_type_hints
 
 import msgspec
 import pytest
-from test_pages import DOCS, page
+from test_pages import DOCS, blocks, loaded, page
 from typer.main import get_command
 
 from flstream import client, recipe, streaming
@@ -38,6 +38,12 @@ def test_every_key_of_the_job_file_has_its_values_and_meaning():
         entry = page("reference/job").partition(f"- **`{key.name}`** (")[2].partition("\n")[0]
         assert key.allowed in entry, key.name
         assert " ".join(key.meaning.split()) in entry, key.name
+
+
+def test_the_example_of_the_job_file_means_what_it_says(tmp_path):
+    [example] = blocks(page("reference/job"), "hocon")
+    job = loaded(tmp_path, example)
+    assert (job.clients.cohort_size, job.clients.min_updates) == (4, 3)
 
 
 def test_every_command_has_its_arguments_and_options():
