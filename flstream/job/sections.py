@@ -641,7 +641,7 @@ class StreamingSection(Section):
 
     It pays over links and networks. The receiver compares digests of blocks of 64 KiB with those of
     what it has: the tensors that it receives into, or the model that an update was trained from.
-    The page [network.md](../network.md) says what it costs.
+    The page [codecs.md](../codecs.md) says what it costs.
     """
 
     @property
