@@ -41,7 +41,7 @@ $(VENV)/.installed-%: $(STAMP)
 EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray browser)
 
 test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them, but for the long ones
-	$(PYTEST) -m "extras and not nightly" tests/extras $(ARGS)
+	$(PYTEST) -m "extras and not nightly" tests/extras tests/docs $(ARGS)
 
 test-nightly: $(EXTRAS) ## Install the extras too, then run all long tests, and all examples of Hypothesis
 	$(PYTEST) -m "nightly or hypothesis" $(ARGS)

@@ -3,7 +3,8 @@
 The blocks of a page run in order, in an empty folder of the page's own, where ``jobs/`` is a copy
 of the repository's. A block whose first line is ``# name.ext`` is written to that file. A comment
 above a fence says when the block runs: ``<!-- nightly -->``, ``<!-- extra -->`` (where the extras
-are installed), or ``<!-- not run: why -->``. A comment ``<!--python ... -->`` is a hidden block.
+are installed), or ``<!-- not run: why -->``. A comment ``<!--python ... -->`` is a block that is
+not shown, and runs before the fence below it.
 """
 
 import ast
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -66,12 +68,18 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: str) -> Iterator[Block]:
+    hidden: list[Block] = []  # those above the next fence, which run when it does
     for found in BLOCK.finditer(page):
-        line = page.count("\n", 0, found.start("text" if found["hidden"] is None else "hidden"))
-        text = found["hidden"] or found["text"]
-        named = found["hidden"] is None and NAMED.match(text)
+        if found["hidden"] is not None:
+            line = page.count("\n", 0, found.start("hidden"))
+            hidden.append(Block("", "python", "", found["hidden"], line))
+            continue
+        line, text, mark = page.count("\n", 0, found.start("text")), found["text"], found["mark"]
+        named = NAMED.match(text)
         name, text = (named[1], text[named.end() :]) if named else ("", text)
-        yield Block(found["mark"] or "", found["language"] or "python", name, text, line)
+        yield from (each._replace(mark=mark or "") for each in hidden)
+        yield Block(mark or "", found["language"], name, text, line)
+        hidden.clear()
 
 
 SHOWN = {
@@ -113,16 +121,22 @@ class Page:
             check = {".py": self._imports, ".conf": load_job}.get(path.suffix)
             if check is not None:
                 self._written[block.name] = lambda: check(path)
-        if not (block.name and block.language in ("python", "hocon")):
+        if block.language == "hocon" and not block.name:
+            self._written[f"line {block.line + 1}"] = partial(self._hocon, block)
+        elif not (block.name and block.language in ("python", "hocon")):
             getattr(self, f"_{block.language}")(block)
 
     def close(self) -> None:
-        """Check the files that were written: they may name files of later blocks."""
+        """Check files and parts of job files, which may name files of later blocks."""
         for name in [*self._written]:
             self._check(name)
 
     def _check(self, name: str) -> None:
-        self._written.pop(name, lambda: None)()
+        try:
+            self._written.pop(name, lambda: None)()
+        except Exception as error:
+            error.add_note(f"in {name}")
+            raise
 
     def _imports(self, path: Path) -> None:
         """Compile a file, and make the imports at its top."""
@@ -221,6 +235,9 @@ class Page:
                 program()
             except SystemExit as ended:
                 return ended.code or 0
+            except Exception:
+                traceback.print_exc()
+                return 1
             finally:
                 stream.flush()
                 for fd, copy in zip((1, 2), kept, strict=True):
@@ -289,4 +306,8 @@ def test_all_code_stands_in_a_fence_of_a_language_that_is_run_and_little_is_left
                 left_out.append(f"{name}:{block.line}")
             else:
                 assert block.mark in ("", "nightly", "extra"), (name, block.mark)
+            path = Path(block.name)
+            if path.suffix == ".py" and path.stem not in ("client", "model"):
+                others = "".join(each.text for each in blocks if each is not block)
+                assert path.stem in others, f"{name}: nothing runs or imports {block.name}"
     assert len(left_out) <= 10, left_out
