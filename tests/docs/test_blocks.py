@@ -306,8 +306,4 @@ def test_all_code_stands_in_a_fence_of_a_language_that_is_run_and_little_is_left
                 left_out.append(f"{name}:{block.line}")
             else:
                 assert block.mark in ("", "nightly", "extra"), (name, block.mark)
-            path = Path(block.name)
-            if path.suffix == ".py" and path.stem not in ("client", "model"):
-                others = "".join(each.text for each in blocks if each is not block)
-                assert path.stem in others, f"{name}: nothing runs or imports {block.name}"
     assert len(left_out) <= 10, left_out
