@@ -41,7 +41,7 @@ $(VENV)/.installed-%: $(STAMP)
 EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray browser)
 
 test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them, but for the long ones
-	$(PYTEST) -m "extras and not nightly" tests/extras $(ARGS)
+	$(PYTEST) -m "extras and not nightly" tests/extras tests/docs $(ARGS)
 
 test-nightly: $(EXTRAS) ## Install the extras too, then run all long tests, and all examples of Hypothesis
 	$(PYTEST) -m "nightly or hypothesis" $(ARGS)
@@ -58,8 +58,8 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(STAMP) ## Write the reference of the job file (docs/job.md) anew
-	$(BIN)/python -m flstream.job.reference > docs/job.md.new && mv docs/job.md.new docs/job.md
+docs: $(STAMP) ## Write docs/reference/ anew from the code
+	$(BIN)/python docs/make_reference.py
 
 digests: $(STAMP) ## Write what the rows of tests/matrix end in (ARGS=fedavg for some), for a reviewer to read
 	PYTHONPATH=tests:tests/matrix $(BIN)/python tests/matrix/record.py $(ARGS)

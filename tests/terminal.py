@@ -16,6 +16,9 @@ from flstream.cli.output import open_output
 from flstream.cli.run import interrupt
 from flstream.cli.run import run as run_command
 
+VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "TERMINAL_WIDTH")
+"""What would change a terminal's width or colours."""
+
 
 class Terminal:
     """A terminal that a command of the program runs on, in a child of this process."""

@@ -710,7 +710,7 @@ class EngineSection(Section):
     """Where workers run: local (this machine), inline, or ray (the nodes of a Ray cluster).
 
     With inline, all is in one process, one site after another: for `breakpoint()` in training code,
-    workflows and aggregators ([debugging.md](debugging.md)). Nothing of time is limited there.
+    workflows and aggregators ([debugging.md](../debugging.md)). Nothing of time is limited there.
 
     With ray, the run directory is on a folder that all nodes see; it needs the extra
     `flstream[ray]`.

@@ -88,6 +88,47 @@ class RecipeArguments(TypedDict, total=False):
     """Arguments of recipes, each with its type and its key in a job file.
 
     They have NVFlare's names; ``learner``, ``server_optimizer`` and ``config`` are flstream's own.
+
+    Attributes:
+        name: Name of the job; by default, that of the workflow.
+        model: Model's factory: ``"module:callable"``, ``{"class_path": "model.Net", "args":
+            {"width": 16}}``, or a function or class of a file. Or an instance (a module, or tensors
+            by name), whose weights are the initial ones.
+        initial_ckpt: Path of a file with the initial weights, in place of those of ``model``.
+        eval_ckpt: Path of a file with the weights to evaluate.
+        min_clients: Number of sites in a round; also of all sites, unless ``SimEnv`` says more.
+        num_rounds: Number of rounds; by default 2.
+        train_script: Path of the script that sites run.
+        train_args: Arguments of the script or learner: words as on a shell (``"--lr 0.1"``), or
+            values by name.
+        eval_script: Path of the script that scores models, of ``FedEvalRecipe``.
+        eval_args: Arguments of that script.
+        learner: Class in place of a script, as ``"module:Class"`` or itself.
+        launch_external_process: Whether ``command`` counts.
+        command: Command that starts the script, such as ``"torchrun --nproc_per_node=2"``.
+        server_expected_format: Without effect; accepted for NVFlare's sake.
+        framework: Kind of arrays that the script receives: ``pytorch`` or ``numpy``.
+        per_site_config: Arguments of a site's own: by site, ``{"train_args": "--lr 0.2"}``.
+        aggregator: Aggregation by its name, as ``{"type": "krum", "args": {"byzantine": 1}}``, or a
+            class of your own with the type ``"mine.py:Krum"``.
+        aggregation_weights: Factor of a site's weight in the mean, by site.
+        exclude_vars: Regular expressions: a tensor in whose name one is found keeps its value.
+        key_metric: Metric that decides which round was the best.
+        negate_key_metric: Whether the smallest value of that metric is the best one.
+        stop_cond: Condition that ends the job, such as ``"accuracy >= 0.97"``.
+        patience: Number of evaluations without a new best metric after which the job ends.
+        server_optimizer: Server optimizer by its name, or as ``{"type": "fedadam", "args": {}}``.
+        optimizer_args: Server optimizer as torch's SGD: ``{"lr": 1.0, "momentum": 0.6}``.
+        fedprox_mu: Weight of FedProx's proximal term.
+        order: Order of the sites of ``CyclicRecipe``.
+        start_task_timeout: Seconds in which a site of ``SwarmLearningRecipe`` has to acknowledge a
+            task.
+        progress_timeout: Seconds after which a swarm fails from whose sites nothing comes.
+        validation_timeout: Seconds that a site may take to score a model.
+        do_cross_site_eval: Whether every site scores every model after the training.
+        cross_site_eval_timeout: Seconds that a site may take then to score one model; 300 by
+            default.
+        config: Values of any keys of the job file by their dotted names, such as ``{"seed": 7}``.
     """
 
     name: str

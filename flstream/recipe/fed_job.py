@@ -105,7 +105,7 @@ class FedJob:
             kind = type(obj)
             raise UsageError(
                 f"a {kind.__module__}.{kind.__qualname__} has no counterpart in flstream.recipe, "
-                "and was not added to the job; docs/python.md lists what has one"
+                "and was not added to the job; docs/reference/recipe.md lists what has one"
             )
 
     @checked

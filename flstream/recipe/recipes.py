@@ -194,7 +194,13 @@ def add_cross_site_evaluation(
 
 
 def FedAvg(num_clients: int | None = None, num_rounds: int = 5, **arguments: Any) -> dict[str, Any]:
-    """Return federated averaging (McMahan et al. 2017), as ``FedAvgRecipe`` does."""
+    """Return federated averaging (McMahan et al. 2017), for ``FedJob.to_server``.
+
+    Args:
+        num_clients: Number of sites in a round; None for all.
+        num_rounds: Number of rounds.
+        arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
+    """
     return {"min_clients": num_clients, "num_rounds": num_rounds, **arguments}
 
 
@@ -203,25 +209,41 @@ PTFedAvg = FedAvg
 
 @checked
 def PTModel(model: Any, initial_ckpt: str | Path | None = None) -> dict[str, Any]:
-    """Return the job's initial model, and the path of a file with its weights."""
+    """Return the job's initial model, for ``FedJob.to_server``.
+
+    Args:
+        model: Factory or instance, as the ``model`` of a recipe.
+        initial_ckpt: Path of a file with its weights; None for those of ``model``.
+    """
     return {"model": model, "initial_ckpt": initial_ckpt}
 
 
 @checked
 def ScriptRunner(script: str | Path, script_args: str = "", **arguments: Any) -> dict[str, Any]:
-    """Return the script of all sites or of one, with arguments of ``FedAvgRecipe``."""
+    """Return the script of all sites or of one, for ``FedJob.to`` and ``to_clients``.
+
+    Args:
+        script: Path of the script.
+        script_args: Arguments of the script, words as on a shell.
+        arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
+    """
     return {"train_script": script, "train_args": script_args, **arguments}
 
 
 def IntimeModelSelector(
     key_metric: str | None = None, negate_key_metric: bool | None = None
 ) -> dict[str, Any]:
-    """Return the metric of the best round; negated, its smallest value is the best."""
+    """Return the choice of the best round, for ``FedJob.to_server``.
+
+    Args:
+        key_metric: Metric that decides; None for ``accuracy``.
+        negate_key_metric: Whether its smallest value is the best; None for what its name says.
+    """
     return {"key_metric": key_metric, "negate_key_metric": negate_key_metric}
 
 
 def TensorServerStreamer() -> dict[str, Any]:
-    """Return the streaming of tensors, which is always on."""
+    """Return nothing that counts: tensors are always streamed."""
     return {"tensor_streaming": True}
 
 
@@ -229,22 +251,41 @@ TensorClientStreamer = TensorServerStreamer
 
 
 def PercentilePrivacy(percentile: float = 10, gamma: float = 0.01) -> dict[str, Any]:
-    """Return the filter that shares the largest changes (Shokri and Shmatikov 2015)."""
+    """Return the filter that shares the largest changes (Shokri and Shmatikov 2015).
+
+    Args:
+        percentile: Percentile of the absolute changes, from 0 to 100, below which a number stays as
+            it is.
+        gamma: Most that a number changes, for each step of the update.
+    """
     return {"type": "percentile_privacy", "args": {"percentile": percentile, "gamma": gamma}}
 
 
 def SVTPrivacy(**args: float) -> dict[str, Any]:
-    """Return the filter that shares a noisy choice of changes (Li et al. 2019)."""
+    """Return the filter that shares a noisy choice of changes (Li et al. 2019).
+
+    Args:
+        args: Numbers by name: ``fraction``, ``epsilon``, ``noise_var``, ``gamma`` and ``tau``, as
+            in the job file.
+    """
     return {"type": "svt_privacy", "args": args}
 
 
 @checked
 def ExcludeVars(exclude_vars: Sequence[str] | str) -> dict[str, Any]:
-    """Return the filter that leaves out tensors, by names or one regular expression."""
+    """Return the filter that leaves out tensors.
+
+    Args:
+        exclude_vars: List of whole names, or a regular expression that is found in names.
+    """
     return {"type": "exclude_vars", "args": {"exclude_vars": exclude_vars}}
 
 
 @checked
 def Gaussian(sigma: float) -> dict[str, Any]:
-    """Return the filter that adds Gaussian noise to every number; NVFlare has none."""
+    """Return the filter that adds Gaussian noise to every number; NVFlare has none.
+
+    Args:
+        sigma: Standard deviation of the noise.
+    """
     return {"type": "gaussian", "args": {"sigma": sigma}}

@@ -21,7 +21,14 @@ BESIDE_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
 
 
 class ModelSummary(msgspec.Struct):
-    """The model: bytes of its body, number of tensors, digest after the last round."""
+    """The model, as it is after the last completed round.
+
+    Attributes:
+        bytes: Bytes of its tensors.
+        tensors: Number of its tensors.
+        digest: Digest of its bytes, 32 hexadecimal digits: models with equal digests are equal, bit
+            for bit. Empty before the first model is on disk.
+    """
 
     bytes: int = 0
     tensors: int = 0
@@ -29,7 +36,13 @@ class ModelSummary(msgspec.Struct):
 
 
 class BestSummary(msgspec.Struct):
-    """The round whose model scored best on the job's key metric."""
+    """The round whose model scored best on the job's key metric.
+
+    Attributes:
+        round: Number of the round that made the model; 0 for the initial model.
+        metric: Name of the key metric (``workflow.args.key_metric``).
+        value: Value of that metric.
+    """
 
     round: int
     metric: str
@@ -37,7 +50,14 @@ class BestSummary(msgspec.Struct):
 
 
 class TransferSummary(msgspec.Struct):
-    """Cost of moving models: ``down`` to the sites, ``up`` to the server."""
+    """Cost of moving models over the whole run, evaluations included.
+
+    Attributes:
+        mode: Way that models took: ``pull``, ``native`` or ``map`` (``streaming.mode``).
+        chunk_size: Bytes of the longest chunk; 0 where a model goes in one message.
+        down: Models to the sites.
+        up: Updates to the server.
+    """
 
     mode: str = ""
     chunk_size: int = 0
@@ -46,9 +66,12 @@ class TransferSummary(msgspec.Struct):
 
 
 class SiteFailure(msgspec.Struct):
-    """A site that had no part in a round, and why. Round 0 is before the first.
+    """A site that had no part in a round, and why.
 
     Attributes:
+        round: Number of the round; 0 for what came before the first round.
+        site: Name of the site.
+        reason: Sentence that says why.
         signal: Name of the signal that killed its process; empty for none.
         exit_status: Status with which its process ended by itself; None if it did not.
     """
@@ -63,11 +86,20 @@ class SiteFailure(msgspec.Struct):
 class RoundSummary(msgspec.Struct):
     """Seconds of a round's phases, the folding site, and the privacy spent by then.
 
+    Where a workflow trains several times in a round, a phase is the sum over all of them.
+
     Attributes:
+        round: Number of the round, from 1.
+        download: Seconds from the start of a training until the last site has the model.
+        train: Seconds from then until the last update is ready.
+        upload_and_fold: Seconds from then until all updates are folded into the next model.
+        checkpoint: Seconds from then until the next model is on disk.
+        evaluate: Seconds from then until the last site has scored it; 0 without evaluations.
         aggregator: Site in whose process the updates were folded; empty for the server's.
-        epsilon: Epsilon of all folds so far; None where it is infinite.
+        epsilon: Epsilon of all folds so far, at the job's delta; null where it is infinite. These
+            three are absent without ``privacy.type``.
         clip_norm: Clipping norm of the round's last fold.
-        clipped: Fraction of that fold's updates that were scaled down.
+        clipped: Fraction of that fold's updates that were scaled down, from 0 to 1.
     """
 
     round: int
@@ -101,9 +133,11 @@ class MemorySummary(msgspec.Struct):
     Attributes:
         server: The server.
         clients: Each site, or each worker that sites share.
-        evaluator: The evaluator; none where sites score models.
-        peak_total_pss: All processes of the launcher's machine at one time, and those of each node.
-        nodes: All processes of each node at one time; none where all are on one machine.
+        evaluator: The evaluator; absent where sites score models.
+        peak_total_pss: All processes of the launcher's machine at one time, and those of each node,
+            with pages that processes share counted once.
+        nodes: All processes of each node of a cluster at one time; absent where all processes are
+            on one machine.
     """
 
     server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
@@ -122,19 +156,34 @@ class Summary(msgspec.Struct):
     """Whole content of summary.json.
 
     Attributes:
-        ended_early: Why there are fewer rounds than the job has; None if there are not.
+        status: How the run ended: ``finished``, ``failed``, or ``stopped`` by Ctrl-C.
+        error: Sentence that says why the run failed; null if it did not.
+        warnings: Sentences on what went wrong, though the run could continue.
+        job: Name of the job.
+        seed: Seed of the job.
+        rounds_completed: Number of rounds whose model is on disk.
+        ended_early: Why there are fewer rounds than the job has, such as ``stop_when``; null if
+            there are not fewer.
+        clients: Number of sites.
+        model: Size and digest of the model.
+        metrics: One object a round: ``round`` (its number), each metric of its model by name,
+            ``sites`` (the metrics that each site found, by site) and ``train`` (metrics that the
+            sites sent with their updates, their weighted mean). Where ``evaluate`` is ``received``,
+            there is one for round 0, no ``train``, and no score of the last round's model. Beside
+            an evaluator, ``site_metrics`` has the means over the sites that score, too.
+        best: Best round by the key metric; null where no model was scored.
+        evaluate: Who scored the last model: sites in evaluations of their own (``task``), sites by
+            the metrics that they send with their updates, which score the model that they had
+            received (``received``), or the evaluator (``server``).
         failures: Sites that had no part in a round.
-        benched: Sites that failed too often in a row, and are asked no more.
-        metrics: One table a round: ``round``, each metric of its model, under ``sites`` what each
-            site has found of that, by name, and under ``train`` what the sites reported with their
-            updates. Where these score the model that the sites had
-            received, there is one for round 0, none of them under ``train``, and no score of the
-            last.
-            Beside an evaluator, ``site_metrics`` has the means over the sites that score, too.
-        evaluate: Who scored the last model: ``task`` is sites that were asked to, ``received`` is
-            sites with their updates, ``server`` is the evaluator.
-        network: Emulated link of each site by name, in bits a second and seconds; none without.
-        settings: Values of the job file's keys by their dotted names, as HOCON.
+        benched: Names of the sites that failed too often in a row, and are not asked any more.
+        transfer: Cost of moving models.
+        rounds: Seconds of each round's phases, one object a round.
+        memory: Peaks of memory.
+        wall_seconds: Seconds of the run from its start to its end; of a run that was resumed, the
+            sum over its parts.
+        network: Emulated link of each site, by its name; absent without emulated links.
+        settings: Values of the job file's keys by their dotted names, each as HOCON.
     """
 
     status: Status = "running"

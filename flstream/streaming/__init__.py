@@ -1,6 +1,25 @@
-"""Streamed and checked transfer of tensors, files and payloads between processes.
+"""Streamed and checked transfer of tensors, arrays, files and payloads between processes.
 
-:mod:`flstream.streaming.api` has the functions, and an example; docs/streaming.md the rest.
+The names are those of NVFlare's guide to the Tensor Downloader. The sender offers a snapshot
+through a download service, and sends the ref's id to the receivers by any means. Each receiver
+downloads at its own pace::
+
+    # the sender
+    with DownloadService() as service, listen(service, "127.0.0.1:7707") as listener:
+        key = listener.admit("site-1")
+        ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
+        print(listener.address, key, ref.id)
+        outcome = ref.wait()
+
+    # the receiver
+    with connect("127.0.0.1:7707", key) as receiver:
+        status, state_dict = download_tensors(receiver, ref_id)
+
+A payload is any nested structure with tensors in it, such as an ``FLModel``. It also takes a single
+ref, and one call on each side::
+
+    ref = add_payload(service, {"model": net.state_dict(), "round": 3}, receivers=["site-1"])
+    status, value = download_payload(receiver, ref.id)
 """
 
 from flstream.model.layout import Layout as Layout

@@ -1,23 +1,6 @@
 """The low-level API to move tensors, arrays, files or payloads between processes.
 
-After NVFlare's ``add_tensors`` and ``download_tensors`` (its guide to the Tensor Downloader). The
-sender offers a snapshot through a download service, and sends the ref's id to the receivers by any
-means. Each of them downloads at its own pace::
-
-    with DownloadService() as service, listen(service, "127.0.0.1:7707") as listener:   # the sender
-        key = listener.admit("site-1")
-        ref = add_tensors(service, model.state_dict(), receivers=["site-1"])
-        print(listener.address, key, ref.id)
-        outcome = ref.wait()
-
-    with connect("127.0.0.1:7707", key) as receiver:                                  # the receiver
-        status, state_dict = download_tensors(receiver, ref_id)
-
-A payload is any nested structure with tensors in it, such as an ``FLModel``: see
-:mod:`flstream.streaming.payload`. It also takes a single ref, and one call on each side::
-
-    ref = add_payload(service, {"model": net.state_dict(), "round": 3}, receivers=["site-1"])
-    status, value = download_payload(receiver, ref.id)
+:mod:`flstream.streaming` says how they are used.
 """
 
 from __future__ import annotations

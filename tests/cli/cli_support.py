@@ -5,14 +5,14 @@ import subprocess
 import sys
 from typing import Any
 
+from terminal import VARIABLES
+
 PROGRAM = [sys.executable, "-m", "flstream"]
-# What would change a terminal's width or colours.
-TERMINAL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "TERMINAL_WIDTH")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's variables, less those of :data:`TERMINAL`."""
-    return {name: value for name, value in os.environ.items() if name not in TERMINAL} | more
+    """This process's variables, less those of :data:`VARIABLES`."""
+    return {name: value for name, value in os.environ.items() if name not in VARIABLES} | more
 
 
 def started(*words: object, **more: Any) -> "subprocess.Popen[str]":

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_support import TERMINAL
 from run_fixtures import share_host
+from terminal import VARIABLES
 
 from flstream.__main__ import main
 
@@ -61,7 +61,7 @@ def flstream_here(tmp_path, monkeypatch, capfd, fork_server):
 
     share_host(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    for name in TERMINAL:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:

@@ -1,9 +1,45 @@
 """A recipe in a notebook: progress below the cell, then tables and charts."""
 
 import re
-from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+MODEL = """%%writefile model.py
+import torch
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self, width=8):
+        super().__init__(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def points(site):
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(site))
+    return x, x.sum(1, keepdim=True)
+"""
+CLIENT = """%%writefile client.py
+import argparse
+
+import torch
+from model import Net, points
+
+import flstream.client as flare
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.05)
+args = parser.parse_args()
+
+flare.init()
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), args.lr)
+x, y = points(flare.system_info()["site_index"])
+while flare.is_running():
+    flare.receive(into=net)
+    loss = torch.nn.functional.mse_loss(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    flare.send(flare.FLModel(params=net.state_dict(), metrics={"loss": loss.item()}))
+"""
 RECIPE = """
 from flstream.recipe import FedAvgRecipe, SimEnv
 
@@ -25,12 +61,6 @@ print(other.execute(SimEnv(num_clients=1, quiet=True)).get_status())
 """
 
 
-def shown(name):
-    """A file of the page, as a cell that writes it."""
-    text = PAGE.split(f"```python\n# {name}\n", 1)[1].split("```", 1)[0]
-    return f"%%writefile {name}\n{text}"
-
-
 def html(cell):
     data = [each.get("data", {}) for each in cell.outputs]
     return [each["text/html"] for each in data if "text/html" in each]
@@ -45,7 +75,7 @@ def test_a_recipe_in_a_notebook_shows_progress_tables_and_charts(tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
-    sources = [shown("model.py"), shown("client.py"), RECIPE, "run", "run.metrics", INSTANCE]
+    sources = [MODEL, CLIENT, RECIPE, "run", "run.metrics", INSTANCE]
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
     place = {"metadata": {"path": str(tmp_path)}}
     client = NotebookClient(notebook, timeout=180, kernel_name="python3", resources=place)

@@ -1,10 +1,13 @@
 """The built-in workflows are defined and explained."""
 
+from pathlib import Path
+
 import pytest
 
-from flstream.job.reference import render_reference
 from flstream.job.stage import DEFINITION, WorkflowArgs, find_workflow
 from flstream.workflows.registry import BUILT_IN
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "job.md"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -13,7 +16,7 @@ def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_argument
     assert (code.function.__name__, getattr(code.function, DEFINITION)) == (name, code.args)
     assert code.function.__doc__
     assert code.takes_args or code.args is WorkflowArgs
-    text = render_reference()
+    text = REFERENCE.read_text()
     for field, info in code.args.model_fields.items():
         assert info.description
         assert f"args.{field}`** (" in text

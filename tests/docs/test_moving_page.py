@@ -1,88 +1,16 @@
-"""The programs of the pages run, and print what they are to print."""
+"""The page on moving: both sides of a move end in the same bits, and its tables are complete."""
 
 import re
-import runpy
-import subprocess
-import sys
-from functools import partialmethod
 
-import pytest
 from test_pages import blocks, page
 
 import flstream.client
 import flstream.client.tracking
 from flstream.cli.init import init
-from flstream.job import load_job
-from flstream.recipe import SimEnv
 from flstream.recipe.nvflare import CLASSES
 from flstream.worker.alias import ALIASES, NAMES
 
 FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-PRINTED = {
-    "pairs.py": {"finished", "True 1000000.0"},
-    "specs.py": {"['fc', 'conv'] 288"},
-    "store.py": {"20 7.0 4"},
-}
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
-    """Run a program of a page in this process, the jobs that it makes included."""
-    monkeypatch.setattr("flstream.report.running.leave_page", lambda *_, **__: None)
-    monkeypatch.setattr(SimEnv, "__init__", partialmethod(SimEnv.__init__, engine="inline"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def run(name, text):
-        (tmp_path / name).write_text(text)
-        capfd.readouterr()
-        runpy.run_path(name, run_name="__main__")
-        return capfd.readouterr().out
-
-    yield run
-    sys.modules.pop("model", None)
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_a_program_of_the_page_on_streaming_prints_what_it_is_to_print(run, name):
-    programs = dict(FILE.findall(page("streaming")))
-    assert programs.keys() >= PRINTED.keys()
-    assert set(run(name, programs[name]).splitlines()) == PRINTED[name]
-
-
-@pytest.mark.nightly
-def test_a_model_goes_from_one_terminal_of_the_page_to_the_other(tmp_path):
-    def started(name, text):
-        (tmp_path / name).write_text(text)
-        pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-        return subprocess.Popen([sys.executable, name], cwd=tmp_path, text=True, **pipes)
-
-    shown = dict(FILE.findall(page("streaming")))
-    # The port is another one, since that of the page may be in use.
-    with started("sender.py", shown["sender.py"].replace(":7707", ":0")) as sender:
-        lines = "".join(sender.stdout.readline() for _ in range(3))
-        with started("receiver.py", shown["receiver.py"]) as receiver:
-            received, _ = receiver.communicate(lines, timeout=120)
-        assert "ok 16176040 {'0.weight': (4000, 1000), '0.bias': (4000,)" in received
-        assert sender.communicate(timeout=60)[0] == "finished\n"
-
-
-def test_the_programs_of_the_pages_on_links_and_on_python_run(run, tmp_path):
-    [example] = blocks(page("network"), "python")
-    run("links.py", example)
-    programs = dict(FILE.findall(page("python")))
-    for name in ("model.py", "client.py"):
-        (tmp_path / name).write_text(programs[name])
-    lines = run("job.py", programs["job.py"]).splitlines()
-    [made] = (tmp_path / "runs").glob("points-*")
-    assert lines[-1] == f"finished {made}"
-    assert (made / "tensorboard").is_dir()
-    assert load_job(made / "job.conf").key_metric_mode == "min"
-    run("pieces.py", programs["pieces.py"])
-    exported = load_job(tmp_path / "jobs" / "pieces" / "job.conf")
-    assert exported.clients.names == ["ward", "clinic"]
-    assert len(list((tmp_path / "runs").glob("pieces-*"))) == 1
-
 
 MOVING = page("moving")
 NVFLARE, LEARNER = "The same job twice", "As a learner"
