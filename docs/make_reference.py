@@ -189,7 +189,8 @@ def _commands() -> Iterator[str]:
     for command in root.commands.values():
         arguments = [each for each in command.params if not _is_option(each)]
         words = [_value(each) if each.required else f"[{_value(each)}]" for each in arguments]
-        yield from ("", f"## `{' '.join(['flstream', command.name, *words, '[OPTIONS]'])}`", "")
+        name = f"flstream {command.name}"
+        yield from ("", f"## `{name}`", "", f"`{' '.join([name, '[OPTIONS]', *words])}`", "")
         yield from _docstring(command.help)
         yield from _parameters(command)
 
