@@ -32,6 +32,7 @@ from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.file_model import edit
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner, SiteContext
+from flstream.client.offloaded import offloaded
 from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.personal import own_model, personal
 from flstream.client.proximal import proximal_term
@@ -64,6 +65,7 @@ __all__ = [
     "is_submit_model",
     "is_train",
     "log",
+    "offloaded",
     "own_model",
     "personal",
     "proximal_term",

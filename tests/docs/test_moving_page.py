@@ -43,7 +43,7 @@ while flare.is_running():
 """
 # What flstream.client has and NVFlare has not.
 OWN = {
-    "edit",
+    *("edit", "offloaded"),
     *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
     *("proximal_term", "device", "restore_optimizer", "personal", "own_model"),
 }

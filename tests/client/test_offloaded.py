@@ -1,0 +1,138 @@
+"""An optimizer whose state lies in files: torch's bits, in memory of its own size."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from training_scripts import LARGE, QUIET, plain
+
+import flstream.client as flare
+from flstream.errors import ClientError
+
+KINDS = {
+    "adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False),
+    "adamw, amsgrad": lambda net: torch.optim.AdamW(
+        net.parameters(), lr=0.01, amsgrad=True, foreach=False
+    ),
+    "adam": lambda net: torch.optim.Adam(net.parameters(), weight_decay=0.1, foreach=False),
+    "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, foreach=False),
+    "momentum": lambda net: torch.optim.SGD(
+        net.parameters(), lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.01, foreach=False
+    ),
+    "nesterov, groups": lambda net: torch.optim.SGD(
+        [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[2:].parameters()}],
+        lr=0.1, momentum=0.9, nesterov=True, foreach=False,
+    ),
+}  # fmt: skip
+
+
+def trained(make, wrap=lambda optimizer: optimizer, steps=20):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 8, 3), torch.nn.Flatten(), torch.nn.Linear(288, 40),
+        torch.nn.Linear(40, 4),
+    ).to(memory_format=torch.channels_last)  # fmt: skip
+    optimizer = wrap(make(net))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(torch.randn(5, 1, 8, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    return net, optimizer
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_steps_to_torchs_bits(kind, tmp_path):
+    net, optimizer = trained(KINDS[kind])
+    other, offloaded = trained(KINDS[kind], lambda made: flare.offloaded(made, tmp_path / "state"))
+    for (name, tensor), same in zip(net.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(tensor, same), name
+    states = [made.state_dict() for made in (optimizer, offloaded)]
+    assert states[0]["state"].keys() == states[1]["state"].keys()
+    for state, like in zip(*(made["state"].values() for made in states), strict=True):
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(like[key])), key
+    assert isinstance(offloaded, type(optimizer))
+    assert os.listdir(tmp_path / "state") == []  # files without names
+
+
+def test_hooks_closures_and_a_loaded_state_are_as_without_it(tmp_path):
+    def continued(wrap):
+        net, optimizer = trained(KINDS["momentum"], steps=3)
+        other = wrap(KINDS["momentum"](net))
+        other.load_state_dict(optimizer.state_dict())
+        calls = []
+        other.register_step_post_hook(lambda *_: calls.append("hook"))
+        assert other.step(lambda: 3.5) == 3.5
+        assert calls == ["hook"]
+        return [*net.parameters(), *(state["momentum_buffer"] for state in other.state.values())]
+
+    plain_values = continued(lambda made: made)
+    values = continued(lambda made: flare.offloaded(made, tmp_path))
+    assert all(map(torch.equal, plain_values, values))
+
+
+RESTORES = """
+optimizer = torch.optim.AdamW([torch.nn.Parameter(params["w"])], lr=0.1)
+if OFFLOADED:
+    flare.offloaded(optimizer, "moments")
+flare.restore_optimizer(optimizer)
+(parameter,) = optimizer.param_groups[0]["params"]
+parameter.grad = torch.full_like(parameter, 1.0 + model.current_round)
+optimizer.step()
+"""
+
+
+def test_a_site_continues_with_an_offloaded_state(jobs):
+    ends = [
+        jobs.run(plain(RESTORES.replace("OFFLOADED", text)), QUIET, "rounds=3", LARGE).summary
+        for text in ("True", "False")
+    ]
+    assert [summary.status for summary in ends] == ["finished"] * 2, ends[0].error
+    assert ends[0].model.digest == ends[1].model.digest
+
+
+def test_another_optimizer_or_folder_is_refused(tmp_path):
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(ClientError, match="was given a Adagrad; it takes AdamW, Adam and SGD"):
+        flare.offloaded(torch.optim.Adagrad(net.parameters()), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ClientError, match="cannot be used for an optimizer's state"):
+        flare.offloaded(torch.optim.SGD(net.parameters()), tmp_path / "file")
+
+
+MEMORY = """
+import sys, torch
+import flstream.client as flare
+
+def anonymous():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) >> 10
+
+net = torch.nn.ParameterList([torch.ones(4 << 20) for _ in range(8)])  # 128 MiB
+for parameter in net:
+    parameter.grad = torch.ones_like(parameter)
+optimizer = torch.optim.AdamW(net)
+if sys.argv[1:]:
+    flare.offloaded(optimizer, sys.argv[1])
+before = anonymous()
+peak = 0
+for _ in range(2):
+    optimizer.step()
+    peak = max(peak, anonymous())
+print(peak - before)
+"""
+
+
+def test_the_state_takes_no_memory_of_the_process(tmp_path):
+    def growth(*folder: Path) -> int:
+        command = [sys.executable, "-c", MEMORY, *folder]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert growth() > 200  # MiB: two moments of 128 MiB
+    assert growth(tmp_path) < 128  # what a step of one parameter takes
