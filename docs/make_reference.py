@@ -1,7 +1,8 @@
 """Writes docs/reference/ from the code: ``make docs``.
 
 The text of each page stands in the code: keys of the job file with their sections, commands and
-options with their help, functions and classes with their docstrings.
+options with their help, functions and classes with their docstrings. Only what stands above the
+first heading of a page is written by hand, in the page.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ import types
 import typing
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,87 +48,37 @@ USED: Mapping[str, tuple[str, ...]] = {
     "RunFailedError": ("run",),
     "SweepResult": ("directory", "settings", "best", "failures", "to_pandas"),
 }
-JOB = """\
-# The job file
-
-A job file has to give `name`, `rounds`, `clients.count` (or `clients.names`), `model.factory` (or
-`model.initial`) and `train.script` (or `train.learner`); all other keys have defaults. It is HOCON:
-JSON with comments, units, includes and substitutions.
-
-```hocon
-name = mine
-seed = 7
-rounds = 20
-stop_when = "accuracy >= 0.97"            # or after 20 rounds
-
-clients {
-  count = 8
-  per_round = 0.5                         # half of them, drawn anew each round
-  min_updates = 3                         # a round goes on if one of the four fails
-}
-
-model { factory = "model:Net" }           # the callable Net in model.py, beside this file
-
-train {
-  script = client.py
-  args { epochs = 3, lr = 0.05 }          # the script gets them as --epochs 3 --lr 0.05
-}
-
-streaming { tensor_download_chunk_size = 4 MiB }
-checkpoints { keep = 3 }                  # the last three, and the best one besides
-```
-
-- `a.b = 1` and `a { b = 1 }` are the same. Paths start at the folder of the job file.
-- Sizes: `2 MiB`, `2M` and `2097152` are the same; `2 MB` is 2,000,000 bytes. Durations: `600 s`,
-  `10 minutes`, `500 ms`; a bare number is in seconds.
-- `null` stands for no value; the entry of a key says what that means.
-- `${seed}` takes the value of another key, as it is after all overrides: `--set`, `-n` and `-r`.
-  These may use it, too. `${?HOME}` takes a variable of the environment, if there is one.
-- `include required(file("base.conf"))` takes in another file, which has to be there.
-- `a += 3` appends to the list that `a` is above it. A dotted key has no quotes: write
-  `clients.args { "a.b" { lr = 0.1 } }`.
-- `--set clients.count=4` on the command line overrides the file, and goes through the same checks.
-- What has a type has its arguments in `args`: `{ type = topk, args { fraction = 0.05 } }`. The
-  name of the type alone stands for one without arguments.
-
-`flstream validate JOB` names all mistakes of single keys at once, an unknown key among them, then
-those between keys, and of a sound job what it would do and need; `flstream validate --schema`
-prints the JSON schema, for editors. The `job.conf` in a run directory has every key written out,
-with its meaning. `make docs` writes this page from `flstream/job`, where each key has its one
-definition; a workflow's own arguments are defined beside it, in `flstream/workflows`.
-"""
-SUMMARY = """\
-# summary.json
-
-Each run directory has a `summary.json`: what the run was, its results and its cost. It is written
-when the run ends, also when the run fails or is stopped. Sizes are in bytes and times in seconds,
-as plain numbers. Later versions may add fields; a field that is here stays. `flstream simulate
---json` prints the same document.
-"""
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):\n", flags=re.MULTILINE)
 _ITEM = re.compile(r"^\*{0,2}(\w[\w., ]*): ", flags=re.MULTILINE)
 _ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
-_JSON = {"int": "integer", "float": "number", "str": "string", "bool": "true or false"}
+_JSON: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "string",
+    bool: "true or false",
+    Any: "any value",
+    types.NoneType: "null",
+    msgspec.UnsetType: "or absent",
+}
 
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
-    trackers, *trainers = (f"flstream.client.{name}" for name in ("tracking", "hf", "lightning"))
-    client = [*_module("flstream.client"), *_module(trackers)]
-    for trainer in trainers:
-        client += _module(trainer, ["patch"])
-    streaming = _module("flstream.streaming", (), (OfferOptions, DownloadOptions))
-    return {
-        "job": _page(JOB, _job_file()),
-        "command-line": _page("# The command line", _commands()),
-        "client": _page("# Client API", client),
-        "recipe": _page("# Python API", _module("flstream.recipe", (), (RecipeArguments,))),
-        "streaming": _page("# Streaming API", streaming),
-        "summary": _page(SUMMARY, _records(Summary)),
+    trainers = (_module(f"flstream.client.{name}", ["patch"]) for name in ("hf", "lightning"))
+    client = (_module("flstream.client"), _module("flstream.client.tracking"), *trainers)
+    lines = {
+        "job": _job_file(),
+        "command-line": _commands(),
+        "client": chain(*client),
+        "recipe": _module("flstream.recipe", records=[RecipeArguments]),
+        "streaming": _module("flstream.streaming", records=[OfferOptions, DownloadOptions]),
+        "summary": _records(Summary),
     }
+    return {name: _page(name, each) for name, each in lines.items()}
 
 
-def _page(head: str, lines: Iterable[str]) -> str:
+def _page(name: str, lines: Iterable[str]) -> str:
+    head = (FOLDER / f"{name}.md").read_text().partition("\n## ")[0]
     return re.sub(r"\n{3,}", "\n\n", "\n".join([head, "", *lines, ""]))
 
 
@@ -183,7 +133,7 @@ def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator
 def _commands() -> Iterator[str]:
     root: Any = get_command(app)
     yield from ("## Exit status", "")
-    for name, about in _documented(inspect.getsource(status)).items():
+    for name, about in _documented(status).items():
         yield f"- `{getattr(status, name)}`: {_inline(about)}"
     yield from ("", "## `flstream`", "", *_parameters(root))
     for command in root.commands.values():
@@ -233,19 +183,16 @@ def _module(
 ) -> Iterator[str]:
     """Yield the lines of a module's public names, and of records that these take."""
     module = importlib.import_module(name)
-    names = names or public_names(module)
+    names = names or [
+        each
+        for each in getattr(module, "__all__", None) or sorted(vars(module))
+        if each[0] != "_" and not inspect.ismodule(getattr(module, each))
+    ]
     yield from ("", f"## `{name}`", "", *_docstring(inspect.getdoc(module) or ""))
-    for public in names:
-        yield from _entry(public, getattr(module, public), names)
+    for each in names:
+        yield from _entry(each, getattr(module, each), names)
     for record in records:
         yield from _entry(record.__name__, record, names)
-
-
-def public_names(module: types.ModuleType) -> list[str]:
-    """Return the public names of a module that are no modules, in their order."""
-    listed = getattr(module, "__all__", None) or sorted(vars(module))
-    own = {name: value for name, value in vars(module).items() if name in listed}
-    return [n for n in listed if n[0] != "_" and not inspect.ismodule(own[n])]
 
 
 def _entry(name: str, value: Any, names: Container[str]) -> Iterator[str]:
@@ -255,48 +202,51 @@ def _entry(name: str, value: Any, names: Container[str]) -> Iterator[str]:
     if first != name and first in names:
         yield f"Another name of `{first}`."
     elif inspect.isclass(value):
-        yield from _class(name, value)
+        yield from (_enum if issubclass(value, Enum) else _class)(name, value)
     elif callable(value):
-        yield from (*_signature(name, value), *_docstring(inspect.getdoc(value) or ""))
+        yield from _function(name, value)
     else:
         yield from _docstring(inspect.getdoc(type(value)) or "")
 
 
+def _enum(name: str, value: Any) -> Iterator[str]:
+    about = _documented(importlib.import_module(value.__module__)).get(name)
+    yield from _docstring(about or inspect.getdoc(value) or "")
+    said = {} if about else _documented(value)
+    for each in value:
+        yield f"- `{each.name}` (`{each.value!r}`){_after_colon(said.get(each.name, ''))}"
+
+
 def _class(name: str, value: type) -> Iterator[str]:
-    source = inspect.getsource(importlib.import_module(value.__module__))
-    if issubclass(value, Enum):
-        yield from _docstring(_documented(source).get(name) or inspect.getdoc(value) or "")
-        said = _documented(source, name)
-        for member in value:
-            about = said.get(member.name, "")
-            yield f"- `{member.name}` (`{member.value!r}`){': ' * bool(about)}{_inline(about)}"
-        return
-    record, used = _fields(value), USED.get(name)
+    about, record, used = inspect.cleandoc(value.__doc__ or ""), _fields(value), USED.get(name)
     if "__init__" in vars(value) and not record and "__init__" in (used or ["__init__"]):
         yield from _signature(name, vars(value)["__init__"])
-    about = inspect.cleandoc(value.__doc__ or "")
     yield from _docstring(about, {each: label for each, (label, _) in record.items()}, used)
     bases = [base.__name__ for base in value.__bases__ if base.__module__.startswith("flstream")]
     yield from ("", *(f"Base class: `{base}`." for base in bases if base[0] != "_"), "")
-    rest = {each: pair for each, pair in record.items() if f"\n    {each}: " not in about}
-    yield from (f"- **`{each}`** ({a}){': ' * bool(b)}{b}" for each, (a, b) in rest.items())
+    for each, (label, meaning) in record.items():
+        if f"\n    {each}: " not in about:
+            yield f"- **`{each}`** ({label}){_after_colon(meaning)}"
     for each, member in vars(value).items():
-        if each[0] == "_" or (used and each not in used):
-            continue
         method = inspect.unwrap(getattr(member, "fget", None) or getattr(value, each))
-        if callable(method) and method.__doc__:
+        if each[0] != "_" and each in (used or [each]) and callable(method) and method.__doc__:
             yield from ("", f"#### `{name}.{each}`", "")
             if method.__name__ != each:
                 yield f"Another name of `{method.__name__}`."
-                continue
-            yield from () if isinstance(member, property) else _signature(each, method)
-            yield from _docstring(inspect.getdoc(method) or "")
+            elif isinstance(member, property):
+                yield from _docstring(inspect.getdoc(method) or "")
+            else:
+                yield from _function(each, method)
+
+
+def _function(name: str, function: Any) -> Iterator[str]:
+    """Yield a function's signature and docstring."""
+    yield from (*_signature(name, function), *_docstring(inspect.getdoc(function) or ""))
 
 
 def _signature(name: str, function: Any) -> Iterator[str]:
     """Yield a function's signature as its source has it, but for the function's own self."""
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    node = typing.cast(ast.FunctionDef, ast.parse(source).body[0])
+    node = _tree(function)
     given, plain = node.args, [*node.args.posonlyargs, *node.args.args]
     defaults = [None] * (len(plain) - len(given.defaults)) + given.defaults
     words = [_parameter(each, default) for each, default in zip(plain, defaults, strict=True)]
@@ -321,23 +271,25 @@ def _fields(record: type) -> Mapping[str, tuple[str, str]]:
     is_record = issubclass(record, tuple | msgspec.Struct) or typing.is_typeddict(record)
     if not is_record and "__dataclass_fields__" not in vars(record):
         return {}
-    source = textwrap.dedent(inspect.getsource(record))
-    body = typing.cast(ast.ClassDef, ast.parse(source).body[0]).body
-    about, found = _documented(source, record.__name__), {}
-    for node in body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name, default = node.target.id, node.value
-            words = [f"`{ast.unparse(node.annotation)}`"]
-            if isinstance(node.annotation, ast.Subscript) and "Annotated" in words[0]:
-                hint, key = typing.cast(ast.Tuple, node.annotation.slice).elts
-                words = [f"`{ast.unparse(hint)}`", f"sets `{ast.literal_eval(key)}`"]
-            if isinstance(default, ast.Call):
-                words += [f"default `{ast.unparse(k.value)}()`" for k in default.keywords[:1]]
-            elif default is not None:
-                words.append(f"default `{ast.unparse(default)}`")
-            if name[0] != "_":
-                found[name] = "; ".join(words), _inline(about.get(name, ""))
-    return found
+    about = _documented(record)
+    return {
+        name: (_label(node.annotation, node.value), about.get(name, ""))
+        for node in _tree(record).body
+        if isinstance(node, ast.AnnAssign) and (name := ast.unparse(node.target))[0] != "_"
+    }
+
+
+def _label(hint: ast.expr, default: ast.expr | None) -> str:
+    """Return a field's type and default in words."""
+    words = [f"`{ast.unparse(hint)}`"]
+    match hint:
+        case ast.Subscript(ast.Name("Annotated"), ast.Tuple([plain, ast.Constant(str(key))])):
+            words = [f"`{ast.unparse(plain)}`", f"sets `{key}`"]
+    if isinstance(default, ast.Call):
+        words += [f"default `{ast.unparse(each.value)}()`" for each in default.keywords[:1]]
+    elif default is not None:
+        words.append(f"default `{ast.unparse(default)}`")
+    return "; ".join(words)
 
 
 # summary.json.
@@ -345,51 +297,45 @@ def _fields(record: type) -> Mapping[str, tuple[str, str]]:
 
 def _records(record: type[msgspec.Struct]) -> Iterator[str]:
     """Yield the fields of a record in JSON, and then those of the records that it has."""
-    queue = [record]
-    for each in queue:
-        about = inspect.cleandoc(each.__doc__ or "")
+    records = [record]
+    for each in records:
+        about, _, fields = inspect.cleandoc(each.__doc__ or "").partition("Attributes:\n")
         head = f"## `{each.__name__}`" if each is not record else "## At the top"
-        yield from ("", head, "", *_docstring(about.partition("Attributes:")[0]), "")
-        hints = typing.get_type_hints(each)
-        said = dict(_items(about.partition("Attributes:\n")[2]))
-        for field in msgspec.structs.fields(each):
-            words, inner = _json_type(hints[field.name])
-            queue += [one for one in inner if one not in queue]
-            yield f"- **`{field.name}`** ({words}): {_inline(said[field.name])}"
+        yield from ("", head, "", *_docstring(about), "")
+        said = _items(fields)
+        for name, hint in typing.get_type_hints(each).items():
+            yield f"- **`{name}`** ({_json_type(hint, records)}): {_inline(said[name])}"
 
 
-def _json_type(hint: Any) -> tuple[str, list[Any]]:
-    """Return a type in the words of JSON, and the records in it."""
-    if hint is msgspec.UnsetType or hint is type(None) or hint is Any:
-        return {msgspec.UnsetType: "or absent", Any: "any value"}.get(hint, "null"), []
-    arguments = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        return ", ".join(f'`"{each}"`' for each in arguments), []
-    if not arguments and isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        return f"[{hint.__name__}](#{hint.__name__.lower()})", [hint]
-    parts = [_json_type(each) for each in arguments]
-    inner = [one for _, found in parts for one in found]
-    match typing.get_origin(hint):
-        case None:
-            return _JSON[hint.__name__], []
-        case kind if kind is list:
-            return f"list of {parts[0][0]}", inner
-        case kind if kind is dict:
-            return f"object of {parts[1][0]} by name", inner
-    return " or ".join(words for words, _ in parts).replace(" or or ", " or "), inner
+def _json_type(hint: Any, records: list[Any]) -> str:
+    """Return a type in the words of JSON, and add the records in it to those that are known."""
+    kind, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if kind is typing.Literal:
+        return ", ".join(f'`"{each}"`' for each in arguments)
+    if kind is None:
+        records += [hint] if hint not in (*_JSON, *records) else []
+        return _JSON.get(hint) or f"[{hint.__name__}](#{hint.__name__.lower()})"
+    words = [_json_type(each, records) for each in arguments]
+    if kind is list:
+        return f"list of {words[0]}"
+    if kind is dict:
+        return f"object of {words[1]} by name"
+    return " or ".join(words).replace(" or or ", " or ")
 
 
 # Docstrings.
 
 
-@cache
-def _documented(source: str, scope: str = "") -> dict[str, str]:
-    """Return the docstring below each assignment of a source, or of a class in it, by name."""
-    body = ast.parse(textwrap.dedent(source)).body
-    inner = [each for each in body if isinstance(each, ast.ClassDef) and each.name == scope]
-    body = inner[0].body if inner else body
+def _tree(thing: Any) -> Any:
+    """Return the syntax tree of a module, a class or a function."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing))))
+    return tree if inspect.ismodule(thing) else tree.body[0]
+
+
+def _documented(thing: Any) -> dict[str, str]:
+    """Return the docstring below each assignment of a module or class, by name."""
     found = {}
-    for node, after in pairwise(body):
+    for node, after in pairwise(_tree(thing).body):
         match node, after:
             case (
                 ast.Assign(targets=[target]) | ast.AnnAssign(target=target),
@@ -416,23 +362,28 @@ def _docstring(
         if title in ("Returns", "Yields"):
             yield from (f"{title}: {_inline(body)}", "")
             continue
-        if title == "Args" and used and "__init__" not in used:
+        if title == "Args" and "__init__" not in (used or ["__init__"]):
             continue
-        items = [*_items(body)]
+        items = _items(body)
         if title == "Attributes" and used:
-            items = [item for item in items if item[0] in used]
+            items = {name: meaning for name, meaning in items.items() if name in used}
         yield from ([f"{title.replace('Args', 'Arguments')}:", ""] if items else [])
-        for name, meaning in items:
+        for name, meaning in items.items():
             hint = f" ({types_of[name]})" if types_of and name in types_of else ""
             shown = name if title == "Raises" else f"**`{name}`**"
             yield f"- {shown}{hint}: {_inline(meaning)}"
         yield ""
 
 
-def _items(body: str) -> Iterator[tuple[str, str]]:
-    """Yield the names and meanings of a section of a docstring."""
+def _items(body: str) -> dict[str, str]:
+    """Return the meanings in a section of a docstring by name."""
     parts = _ITEM.split(textwrap.dedent(body).strip())[1:]
-    return zip(parts[::2], parts[1::2], strict=True)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _after_colon(text: str) -> str:
+    """Return what follows a name's type: a text, if there is one."""
+    return f": {_inline(text)}" if text else ""
 
 
 def _inline(text: str) -> str:
@@ -441,6 +392,5 @@ def _inline(text: str) -> str:
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / f"{name}.md").write_text(text)

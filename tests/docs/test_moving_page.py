@@ -13,34 +13,6 @@ from flstream.worker.alias import ALIASES, NAMES
 FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 MOVING = page("moving")
-NVFLARE, LEARNER = "The same job twice", "As a learner"
-# The learner of the page as a script.
-SCRIPT = """
-import argparse
-
-from task import Net, accuracy, fit, load_data
-
-import flstream.client as flare
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int)
-parser.add_argument("--lr", type=float)
-args = parser.parse_args()
-net = Net()
-flare.init()
-info = flare.system_info()
-data, unseen = load_data(info["site_index"], info["clients"])
-while flare.is_running():
-    flare.receive(into=net)
-    if flare.is_evaluate():
-        answer = flare.FLModel(metrics={"accuracy": accuracy(net, unseen)})
-        answer.meta["num_examples"] = len(unseen[1])
-    else:
-        loss = fit(net, data, args.epochs, args.lr)
-        answer = flare.FLModel(params=net.state_dict(), metrics={"loss": loss})
-        answer.meta["num_examples"] = len(data[1])
-    flare.send(answer)
-"""
 # What flstream.client has and NVFlare has not.
 OWN = {
     *("edit", "offloaded"),
@@ -62,7 +34,7 @@ def job(heading: str) -> dict[str, str]:
 
 
 def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits(jobs):
-    shown = job(NVFLARE)
+    shown = job("The same job twice")
     before = shown["client.py"]
     assert "flstream" not in before
     unchanged = jobs.run_files(shown).summary
@@ -77,16 +49,17 @@ def test_nvflares_script_runs_unchanged_and_with_another_import_to_the_same_bits
     assert changed.model.digest == unchanged.model.digest
 
 
-def test_the_script_and_the_learner_end_in_the_same_bits(jobs):
-    shown = job(LEARNER)
-    learner = jobs.run_files(shown).summary
-    conf = shown["job.conf"].replace('learner = "learner:Cancer"', "script = client.py")
-    script = jobs.run_files({**shown, "client.py": SCRIPT, "job.conf": conf}).summary
-    for summary in (script, learner):
-        assert summary.status == "finished", summary.error
-        assert summary.warnings == []
-        assert summary.metrics[-1]["accuracy"] > 0.9
-    assert script.model.digest == learner.model.digest
+def test_the_script_and_the_learner_of_the_page_on_training_end_in_the_same_bits(jobs):
+    shown = dict(FILE.findall(page("training")))  # of client.py, the version that evaluates
+    learner = 'learner = "learner:Points", args { lr = 0.1 }'
+    conf = shown["job.conf"].replace("script = client.py", learner)
+    runs = [jobs.run_files({**shown, "job.conf": each}) for each in (shown["job.conf"], conf)]
+    for run in runs:
+        assert run.summary.status == "finished", run.summary.error
+        assert run.summary.warnings == []
+        assert run.summary.metrics[-1]["accuracy"] > 0.7
+    script, by_learner = (run.summary.model.digest for run in runs)
+    assert script == by_learner
 
 
 def test_the_names_and_classes_of_nvflares_that_the_page_lists_are_known():
