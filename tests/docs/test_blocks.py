@@ -11,6 +11,7 @@ import ast
 import csv
 import importlib
 import json
+import math
 import os
 import re
 import runpy
@@ -94,11 +95,29 @@ def plain(output: str) -> str:
     return re.sub(r" {2,}", "  ", re.sub(r" +$", "", output, flags=re.M)).strip("\n") + "\n"
 
 
+# Of a metric, whose last digits are the processor's.
+METRIC = re.compile(r"\d+\.\d{3,}")
+
+
 def pattern_of(shown: str) -> str:
-    """A line ``...`` stands for any lines, and ``...`` in a line for any text."""
+    """A line ``...`` stands for any lines, ``...`` in a line for any text, a metric for any."""
+
+    def of(text: str) -> str:
+        return r"(\d+\.\d+)".join(map(re.escape, METRIC.split(text)))
+
     return "".join(
-        r"(?:.*\n)*?" if line == "..." else ".*?".join(map(re.escape, line.split("..."))) + r"\n"
+        r"(?:.*\n)*?" if line == "..." else ".*?".join(map(of, line.split("..."))) + r"\n"
         for line in plain(shown).splitlines()
+    )
+
+
+def is_shown(shown: str, output: str) -> bool:
+    """Whether an output is the one that is shown, and each metric near to the shown one."""
+    match = re.fullmatch(pattern_of(shown), plain(output))
+    metrics = [float(text) for text in METRIC.findall(plain(shown))]
+    return match is not None and all(
+        math.isclose(float(text), metric, rel_tol=0.05, abs_tol=0.02)
+        for text, metric in zip(match.groups(), metrics, strict=True)
     )
 
 
@@ -202,7 +221,7 @@ class Page:
             failed = FAILED.search(shown)
             assert status == (int(failed[1]) if failed else 0), f"{command}\n{output}"
             expected = FAILED.sub("", shown)
-            if not re.fullmatch(pattern_of(expected), plain(output)):
+            if not is_shown(expected, output):
                 raise AssertionError(f"$ {command}\n{output}\nbut the page has\n{expected}")
 
     def _command(self, line: str) -> tuple[int, str]:
