@@ -196,6 +196,7 @@ def site_charts(run: RunRecord) -> list[Chart]:
     return charts
 
 
+@np.errstate(over="ignore")  # of a mean of the largest floats
 def _site_curves(run: RunRecord, metric: Metric, columns: Mapping[int, np.ndarray]) -> list[Curve]:
     """Return a metric's bands over sites, few sites' lines, the mean, and the last two ends."""
     facts, rounds, values = run.history.facts, list(columns), np.array(list(columns.values()))

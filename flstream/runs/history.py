@@ -134,6 +134,7 @@ def run_started(job: Job) -> RunStarted:
             site: link.facts
             for site, link in job.network.links(clients.site_names, job.seed).items()
         },
+        has_evaluator=job.is_scored_centrally,
     )
 
 
@@ -157,8 +158,7 @@ class History:
         models: Models, oldest first; the initial one is version 0.
         rounds: Rounds that came to their end, in order, from round 1.
         scores: Metrics of the last evaluation of each round, in order.
-        scored_by: Who made the last evaluation: sites in tasks of their own, sites by metrics that
-            came with updates, or the evaluator.
+        is_received: Whether the last evaluation was by metrics that came with updates.
         site_scores: Each site's metrics of that evaluation, where they are known.
         site_means: Means of sites' metrics by round, where the evaluator scores models.
         failures: Sites that had no part in a round, in order.
@@ -185,7 +185,7 @@ class History:
         self.models: list[ModelRecord] = []
         self.rounds: list[RoundRecord] = []
         self.scores: dict[int, Metrics] = {}
-        self.scored_by: Literal["task", "received", "server"] = "task"
+        self.is_received = False
         self.site_scores: dict[int, Columns] = {}
         self.site_means: dict[int, Metrics] = {}
         self.failures: list[SiteFailed] = []
@@ -342,10 +342,8 @@ class History:
         self.down += event.down
         if not event.received or event.site_metrics is None:
             record.scores = self.scores[event.round] = event.metrics
-        if event.site_metrics is None:
-            self.scored_by = "received" if event.received else "task"
-        else:
-            self.scored_by = "server"
+        self.is_received = event.received
+        if event.site_metrics is not None:
             if not event.sites:
                 return
             self.site_means[event.round] = event.site_metrics

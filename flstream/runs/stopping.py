@@ -44,6 +44,9 @@ class EarlyStopping:
         if job.privacy.is_on and self._condition and self._condition.metric == EPSILON:
             self._budget, self._condition = self._condition, None
         self._patience = job.patience
+        self._scorer = (
+            "the evaluator sends" if job.is_scored_centrally else "the sites' scripts send"
+        )
         self._best_round = BestRound(job.key_metric, job.key_metric_mode)
         self._without_improvement = 0
         self._round = -1
@@ -120,7 +123,7 @@ class EarlyStopping:
         others = ", ".join(sorted(metrics)) or "none"
         return tuple(
             f"{key} waits for {metric}, which is not among the metrics of round {self._round} "
-            f"(they report {others}); unless the sites' scripts send it, it never ends the job"
+            f"(they report {others}); unless {self._scorer} it, it never ends the job"
             + (f"; {question}" if (question := did_you_mean(metric, metrics)) else "")
             for metric, key in waiting.items()
             if metric not in metrics

@@ -232,7 +232,7 @@ def summarize(history: History) -> Summary:
         model=ModelSummary(history.model_bytes, history.model_tensors, history.digest),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
-        evaluate=history.scored_by,
+        evaluate=_scorer(history),
         failures=[
             SiteFailure(event.round, event.site, event.reason, event.signal, event.exit_status)
             for event in history.failures
@@ -242,6 +242,13 @@ def summarize(history: History) -> Summary:
         rounds=[round_summary(record) for record in history.rounds],
         network=dict(facts.network) or UNSET,
     )
+
+
+def _scorer(history: History) -> Literal["task", "received", "server"]:
+    """Return who scores the models of a run."""
+    if history.facts.has_evaluator:
+        return "server"
+    return "received" if history.is_received else "task"
 
 
 def _metrics(history: History) -> list[dict[str, Any]]:

@@ -73,8 +73,10 @@ class Evaluator:
         run = TaskRun(self._context, spec, plan_task(job, source.layout, 1), collector)
         run.run()
         answer = run.in_order.get(EVALUATOR)
-        reason = collector.failures.get(EVALUATOR, "it has answered without metrics")
+        if answer is not None and not answer.metrics:
+            run.fail(EVALUATOR, "it has answered without metrics")
         if answer is None or not answer.metrics:
+            reason = collector.failures[EVALUATOR]
             raise SimulationError(_failed(f"the model of round {model.round} has no score", reason))
         return CentralScore(answer.metrics, run.down)
 

@@ -104,6 +104,7 @@ class RunStarted(Event, tag="run_started"):
         key_metric: Metric that decides which round is the best.
         key_metric_mode: Whether its best value is the largest or the smallest.
         network: Emulated links of the sites by name; empty where there are none.
+        has_evaluator: Whether a process of its own scores models.
     """
 
     job: str
@@ -117,6 +118,7 @@ class RunStarted(Event, tag="run_started"):
     names: list[str] = []
     workers: list[str] = []
     network: dict[str, LinkFacts] = {}
+    has_evaluator: bool = False
 
     @property
     def sites(self) -> list[str]:

@@ -12,7 +12,7 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
 from flstream.job.bodies import NUM_STEPS
-from flstream.model.checkpoint import FileSource
+from flstream.model.checkpoint import FileSource, regular_size
 from flstream.model.composed import arranged, composed
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
@@ -155,6 +155,7 @@ def file_to_send(path: Path, site: str, received: Layout | None, beside: Sequenc
             received its model into this file.
     """
     expect_file_alone(beside)
+    regular_size(path)
     source = FileSource(path)
     owner = source.metadata.get(SITE, site)
     if owner != site:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import fcntl
+import stat
 import sys
 import time
 from collections import deque
@@ -179,7 +180,9 @@ class SiteTurns:
         if update is not None:
             place: OfferedUpdate | WrittenUpdate
             if task.folder:
-                place = _written(update, Path(task.folder, f"{answers[0].site}.safetensors"))
+                site = answers[0].site
+                path = Path(task.folder, f"{site}.safetensors")
+                place = _written(update, path, Path(self.worker.info.sites_folder, site))
             else:
                 encoder = None
                 frames = self.worker.changes.update_codecs.frames
@@ -215,13 +218,14 @@ def serve_turns(worker: Worker, run: Callable[[SiteTurns, SiteTurn], CodeFailure
         del turn  # frees what it refers to before the next model arrives
 
 
-def _written(update: Source, path: Path) -> WrittenUpdate:
+def _written(update: Source, path: Path, site_folder: Path) -> WrittenUpdate:
     """Hand the update of a task's one site to its fold as a file.
 
-    A file on the same disk is renamed, not copied.
+    A file that is the site's alone is renamed, not copied.
     """
     began = time.monotonic()
-    if isinstance(update, FileSource) and _is_on_disk_of(update, path.parent):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(update, FileSource) and _is_movable(update, path.parent, site_folder):
         digest = body_digest(update)
         update.path.replace(path)
     else:
@@ -234,6 +238,23 @@ def _written(update: Source, path: Path) -> WrittenUpdate:
     return WrittenUpdate(digest, cost)
 
 
-def _is_on_disk_of(update: FileSource, folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
-    return os.fstat(update.fd).st_dev == folder.stat().st_dev
+def _is_movable(update: FileSource, folder: Path, site_folder: Path) -> bool:
+    """Return whether a file is the site's own and on the disk of a folder, and none can write it.
+
+    Whoever has it open, or has another name of it, would write to what is folded.
+    """
+    try:
+        status, is_inside = (
+            update.path.lstat(),
+            site_folder.resolve() in update.path.resolve().parents,
+        )
+        if not is_inside or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            return False
+        if status.st_dev != folder.stat().st_dev:
+            return False
+        # The system grants a lease only where no process has the file open to write, or mapped.
+        for lease in (fcntl.F_RDLCK, fcntl.F_UNLCK):
+            fcntl.fcntl(update.fd, fcntl.F_SETLEASE, lease)
+    except OSError:
+        return False
+    return True

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from run_fixtures import MODEL
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from training_scripts import LARGE, QUIET, adding, plain
@@ -95,12 +96,64 @@ def test_where_workers_are_shared_the_file_itself_becomes_the_update(jobs):
     assert not list(run.directory.sites.glob("*/work/kept/*"))
 
 
+HELD = {
+    "open": "held = open('m.safetensors', 'r+b')",
+    "edited": "held = flare.edit('m.safetensors'); held.__enter__()",
+    "mapped": "fd = os.open('m.safetensors', os.O_RDWR); held = mmap.mmap(fd, 0); os.close(fd)",
+    "linked": "os.link('m.safetensors', 'other')",
+    "link": "os.rename('m.safetensors', 'other'); os.symlink('other', 'm.safetensors')",
+}
+_HELD = """
+import mmap, os
+import flstream.client as flare
+
+flare.init()
+while flare.is_running():
+    model = flare.receive(file="m.safetensors")
+    index = int(flare.get_site_name()[5:])
+    with flare.edit(model.file) as tensors:
+        tensors["w"] = tensors["w"] + index
+    {held}
+    flare.send(flare.FLModel(file="m.safetensors"))
+    with open("other" if os.path.exists("other") else "m.safetensors", "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"12345678")
+"""
+
+
+@pytest.mark.parametrize("held", HELD)
+def test_a_file_that_somebody_may_write_is_copied_and_stays(jobs, held):
+    options = (QUIET, LARGE, "rounds=1")
+    plain_run = jobs.run(_HELD.format(held=HELD["open"]), *options)
+    run = jobs.run(_HELD.format(held=HELD[held]), *options, "clients.parallel=1")
+    assert run.summary.status == "finished", run.summary.error
+    assert run.summary.model.digest == plain_run.summary.model.digest
+
+
+def test_a_file_of_others_is_sent_and_stays_where_it_is(jobs, path):
+    save_file({name: tensor * 2 for name, tensor in model_of(300000).items()}, path)
+    script = plain(receive="file='m.safetensors'", sends=f"file='{path}'")
+    script = script.replace("model.params, {}", "None, {}")
+    before = path.read_bytes()
+    run = jobs.run(script, QUIET, LARGE, "clients.parallel=1", "rounds=1")
+    assert run.summary.status == "finished", run.summary.error
+    assert path.read_bytes() == before
+
+
+def model_of(elements: int) -> dict[str, torch.Tensor]:
+    """The model of the fixture's job."""
+    names: dict = {}
+    exec(MODEL, names)
+    return names["build"](elements)
+
+
 MISUSES = {
     "flare.receive(file='m', into={})": "receive() was given both into and file",
-    "flare.send(flare.FLModel(file='none.safetensors'))": "none.safetensors cannot be read",
+    "flare.send(flare.FLModel(file='none.safetensors'))": "none.safetensors; check the path",
     "flare.send(flare.FLModel(file=7))": "FLModel(file=...) was given a int; give it the path of a",
     "flare.FLModel(params={}, file='m')": "FLModel was given both params and file",
     "open('t', 'w').write('text'); flare.send(flare.FLModel(file='t'))": "work/t",
+    "os.mkfifo('p'); flare.send(flare.FLModel(file='p'))": "work/p is a pipe; name a regular file",
     "flare.receive(file='/dev/null')": "/dev/null cannot be written: it is no regular file",
     "save({'w': load()['w']})": "tensor 'b' is missing",
     "save({**load(), 'w': torch.ones(3)})": "tensor 'w' has shape [3] instead of [1000]",
@@ -109,6 +162,7 @@ MISUSES = {
     "save({**load(), 'w': load()['w'] / 0})": "is not finite: tensor 'w' at [0]",
 }
 _MISUSE = """
+import os
 import flstream.client as flare
 import torch
 from safetensors.torch import load_file, save_file

@@ -136,6 +136,10 @@ def test_an_evaluator_that_fails_ends_the_run_with_its_reason(central, mistake):
     assert summary.status == "failed"
     assert "the model of round 1 has no score, since the evaluator failed: " in summary.error
     assert FAILS[mistake] in summary.error
+    assert ([failure.site for failure in summary.failures], summary.evaluate) == (
+        [EVALUATOR],
+        "server",
+    )
     assert "sites/evaluator/log.txt" in summary.error
 
 
