@@ -244,10 +244,8 @@ def _is_movable(update: FileSource, folder: Path, site_folder: Path) -> bool:
     Whoever has it open, or has another name of it, would write to what is folded.
     """
     try:
-        status, is_inside = (
-            update.path.lstat(),
-            site_folder.resolve() in update.path.resolve().parents,
-        )
+        status = update.path.lstat()
+        is_inside = site_folder.resolve() in update.path.resolve().parents
         if not is_inside or not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             return False
         if status.st_dev != folder.stat().st_dev:
