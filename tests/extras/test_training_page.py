@@ -62,7 +62,7 @@ def test_the_code_on_the_page_runs(jobs, name):
 def test_the_smallest_script_runs_and_has_twelve_lines(jobs):
     name, script = SHOWN[0]
     assert name == "client.py"
-    assert len(script.splitlines()) <= 12
+    assert len([*filter(None, script.splitlines())]) <= 12
     run = jobs.run_files({**FILES, name: script})
     assert run.summary.status == "finished", run.summary.error
 
