@@ -155,11 +155,11 @@ def send(model: FLModel, clear_cache: bool = True) -> None:
     A training task is answered with ``params``: dense tensors on any device or NumPy arrays of the
     received names, dtypes and shapes; or with ``file``, a safetensors file of such tensors, which
     must not be written to until this returns. Where sites outnumber workers, a file in the site's
-    own folder is moved to the server's, unless it is open elsewhere or has other names. Tensors
-    stay in place while the server fetches them range by range. If sites share a process and the
-    model is small, they are copied instead, and sent together with the updates of other sites. An
-    evaluation is answered with ``metrics`` alone, and a task to submit a model with ``params`` or
-    ``file``.
+    own folder is moved to the server's, unless it is open elsewhere, has other names, or the
+    workflow reads the updates. Tensors stay in place while the server fetches them range by range.
+    If sites share a process and the model is small, they are copied instead, and sent together with
+    the updates of other sites. An evaluation is answered with ``metrics`` alone, and a task to
+    submit a model with ``params`` or ``file``.
 
     Args:
         model: The answer.

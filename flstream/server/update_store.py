@@ -251,7 +251,9 @@ class UpdateStore:
         source, bodies = self._store.joined(training.base), self._store.bodies(training.base)
         sites = training.tasks if tasks is None else tasks
         lossy = context.model_codecs.lossy
-        is_written = plan.in_files and (bool(training.at) or context.job.is_on_one_disk)
+        # Files of updates that are read are durable, and may become a model as they are.
+        is_near = context.job.is_on_one_disk and not is_read
+        is_written = plan.in_files and (bool(training.at) or is_near)
         task = Task(
             "train",
             training.number,

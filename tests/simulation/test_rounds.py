@@ -1,13 +1,15 @@
 """Whole jobs: what their rounds compute, whom they ask, and what code is given."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, cohorts, noisy, of_kind, plain
+from training_scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, plain
 
 from flstream.job import load_job
 from flstream.model.checkpoint import FileSource
@@ -236,3 +238,27 @@ def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path):
     assert summary.memory.peak_total_pss >= 2 * size
     weights = load_file(tmp_path / "run" / "global.safetensors")
     assert all(bool((tensor == 3.0).all()) for tensor in weights.values())
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_updates_that_a_workflow_reads_are_durable_files_fit_to_be_models(
+    jobs, parallel, monkeypatch
+):
+    synced, fsync = [], os.fsync
+
+    def note(fd):
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    options = ["workflow.type=cyclic", f"clients.parallel={parallel}", LARGE, QUIET, "rounds=1"]
+    run = jobs.run(adding({}), *options)
+    assert run.summary.status == "finished", run.summary.error
+    updates = [path for path in synced if "/updates/" in path and path.endswith(".safetensors.tmp")]
+    assert len(updates) == 2
+    heads = []
+    for name in ("0000", "0001.step-00", "0001.step-01"):
+        with safe_open(run.directory.checkpoints / f"round-{name}.safetensors", "pt") as file:
+            heads.append(file.metadata())
+    assert "flstream.order" in heads[0]
+    assert heads[1:] == [{**heads[0], "flstream.round": "1"}] * 2
