@@ -36,6 +36,7 @@ from flstream.telemetry.events import (
     ProcessStarted,
     RoundStarted,
     RunFinished,
+    RunResumed,
     SiteFailed,
     SiteLog,
     SiteSuspended,
@@ -182,8 +183,10 @@ def test_a_run_that_starts_says_what_it_waits_for():
     assert run.phase == "starting: building the initial model"
     run.apply(ModelReady(time=START, bytes=MIB, tensors=2, digest="0" * 32))
     assert run.phase == "starting"
-    run.apply(RoundStarted(time=START, round=1, sites=["site-1"]))
-    assert run.phase == "training"
+    run.apply(RunResumed(time=START, round=2, effect=4))
+    assert (run.phase, run.round) == ("starting", 2)
+    run.apply(RoundStarted(time=START, round=3, sites=["site-1"]))
+    assert (run.phase, run.round) == ("training", 3)
     run.apply(ProcessReady(time=START, process="site-2", pid=9, idle_rss=MIB))  # a new one
     assert run.phase == "training"
 

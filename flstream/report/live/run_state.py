@@ -118,6 +118,8 @@ class LiveRun:
                 self._begin_round(event)
             case events.RoundFinished():
                 self.phase = "round is over"
+            case events.RunResumed():
+                self.round = event.round or 0
             case events.RunFinished():
                 self.phase = event.status
             case events.NodesAwaited():
