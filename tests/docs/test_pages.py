@@ -98,6 +98,20 @@ def loaded(folder: Path, text: str, **files: str) -> Job:
     return load_job(folder / "job.conf")
 
 
+def test_sections_that_pages_show_mean_what_they_say(tmp_path):
+    codecs = blocks(page("codecs"), "hocon")[0]
+    coded = loaded(tmp_path, JOB + codecs).streaming.codecs
+    assert [each.type for each in coded.up] == ["topk", "shuffle", "zstd"]
+    chain = blocks(page("filters"), "hocon")[0]
+    assert [each.type for each in loaded(tmp_path, JOB + chain).filters.up][-1] == "gaussian"
+    [links], [trace] = (blocks(page("network"), kind) for kind in ("hocon", "csv"))
+    trace = trace.partition("\n")[2]  # below the name of the file
+    job = loaded(tmp_path, JOB + links, **{"links.csv": trace})
+    found = job.network.links(job.clients.site_names, job.seed)
+    assert (found["site-1"].period, found["site-1"].trace[1].up) == (3, 7e6)
+    assert found["site-3"].latency == 0.05
+
+
 def test_the_filter_of_ones_own_on_its_page_works(tmp_path):
     [own] = blocks(page("filters"), "python")
     line = blocks(page("filters"), "hocon")[1]
