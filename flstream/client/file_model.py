@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, cast
 from flstream.client.session import present
 from flstream.errors import CheckpointError, ClientError
 from flstream.model.checkpoint import BodyFile
+from flstream.model.composed import composed
 from flstream.model.copy import copy
 from flstream.model.descriptors import open_to_write
 from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
 
@@ -36,9 +36,9 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a copy of a tensor, in memory of its own."""
-        spec = self._spec(name)
-        memory = MemoryBody.allocate(Layout.of([(name, spec.dtype, spec.shape)]))
-        copy(_Part(self._file, spec, memory.layout), memory)
+        alone = composed({name: (self._file, self._spec(name))})
+        memory = MemoryBody.allocate(alone.layout)
+        copy(alone, memory)
         return cast("torch.Tensor", memory.tensors[name])
 
     def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
@@ -64,7 +64,7 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
         return iter(self._file.layout.names)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self._file.layout.names)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._file.layout.find(name) is not None
@@ -77,17 +77,6 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
                 f"{', '.join(list(self)[:3])} and so on"
             )
         return spec
-
-
-class _Part:
-    """One tensor of a file as a source of its own."""
-
-    def __init__(self, file: BodyFile, spec: TensorInfo, layout: Layout) -> None:
-        self.layout = layout
-        self._file, self._start = file, spec.start
-
-    def read(self, start: int, stop: int, into: memoryview) -> None:
-        self._file.read(self._start + start, self._start + stop, into)
 
 
 @contextmanager

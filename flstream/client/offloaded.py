@@ -49,7 +49,7 @@ class _MappedStates:
                 own = self._mapped[id(parameter), key] = self._map(value)
             state[key] = own.copy_(value)
             is_moved = True
-            del value
+            del value  # the block, which could not be given back otherwise
         if is_moved:
             # Blocks of this size lie where others could not use them, and glibc would keep them.
             ctypes.CDLL(None).malloc_trim(0)

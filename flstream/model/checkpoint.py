@@ -263,15 +263,8 @@ class FileSink(BodyFile):
         self._keep, self._durable = resume, durable
         self._unsynced = 0
         self.resumed = False
-        try:
-            self._temporary = path.with_name(path.name + ".tmp")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not path.is_file():  # a folder, or a device to be replaced
-                raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
-            fd = open_to_write(self._temporary, keep=resume)
-        except (OSError, ValueError) as error:
-            flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
-            raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
+        self._temporary = path.parent / f"{path.name}.tmp"
+        fd = _opened(path, self._temporary, keep=resume)
         known = FileHeader(layout, dict(metadata or {}), len(header))
         super().__init__(str(path), fd, known)
         try:
@@ -279,16 +272,13 @@ class FileSink(BodyFile):
             self.resumed = resume and size_before > 0 and os.pread(fd, len(header), 0) == header
             # To resume later, bytes of this attempt must differ from what an older file had.
             size_after = min(size_before, size) if self.resumed else 0
-            os.ftruncate(fd, size_after if resume else size)
-            if size:
-                # Claiming the space now finds a full disk before the work is done, not after.
-                os.posix_fallocate(fd, 0, size)
-            write_at(fd, memoryview(header), 0)
-        except (OSError, OverflowError) as error:
+            _claim(self, size_after if resume else size, header)
+        except (OSError, CheckpointError) as error:
             self._keep = self.resumed  # nothing else of use is in it
             self.close()
-            flaw = error.strerror if isinstance(error, OSError) else "no file may have as many"
-            raise CheckpointError(f"{path} needs {size} bytes of disk: {flaw}") from error
+            if isinstance(error, OSError):
+                raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+            raise
 
     def write(self, start: int, view: memoryview) -> None:
         """Write bytes that begin at ``start`` of the body."""
@@ -349,14 +339,7 @@ def file_to_overwrite(path: Path, layout: Layout, metadata: Mapping[str, str]) -
     Raises:
         CheckpointError: It cannot be written, or is being written through another descriptor.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = open_to_write(path, keep=True)
-    except (OSError, ValueError) as error:
-        flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
-        raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
+    fd = _opened(path, path, keep=True)
     with suppress(CheckpointError):
         known = header_of(fd, str(path))
         if known.layout == layout and known.metadata == metadata:
@@ -364,16 +347,39 @@ def file_to_overwrite(path: Path, layout: Layout, metadata: Mapping[str, str]) -
             file.is_used = True
             return file
     header = layout.header(metadata)
-    size = len(header) + layout.nbytes
     file = BodyFile(str(path), fd, FileHeader(layout, dict(metadata), len(header)))
     try:
+        _claim(file, 0, header)
+    except CheckpointError:
         os.ftruncate(fd, 0)
-        os.posix_fallocate(fd, 0, size)
-        write_at(fd, memoryview(header), 0)
-    except OSError as error:
-        os.ftruncate(fd, 0)
-        raise CheckpointError(f"{path} needs {size} bytes of disk: {error.strerror}") from error
+        raise
     return file
+
+
+def _opened(path: Path, written: Path, *, keep: bool) -> int:
+    """Open the file that is written for a path, and that no other descriptor writes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a folder, or a device to be replaced
+            raise FileExistsError(errno.EEXIST, "it is no regular file; choose another path")
+        return open_to_write(written, keep=keep)
+    except (OSError, ValueError) as error:
+        flaw = error.strerror if isinstance(error, OSError) else error  # a NUL in its name
+        raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
+
+
+def _claim(file: BodyFile, kept: int, header: bytes) -> None:
+    """Write a file's header, and claim its space, of which the first ``kept`` bytes are kept."""
+    size = len(header) + file.layout.nbytes
+    try:
+        os.ftruncate(file.fd, kept)
+        if size:
+            # Claiming the space now finds a full disk before the work is done, not after.
+            os.posix_fallocate(file.fd, 0, size)
+        write_at(file.fd, memoryview(header), 0)
+    except (OSError, OverflowError) as error:
+        flaw = error.strerror if isinstance(error, OSError) else "no file may have as many"
+        raise CheckpointError(f"{file._name} needs {size} bytes of disk: {flaw}") from error
 
 
 def unnamed_file(layout: Layout, folder: Path) -> BodyFile:
