@@ -226,7 +226,7 @@ class ScoringEffects:
     def _score_centrally(
         self, model: Model, source: FileSource, number: int, meta: bytes
     ) -> CentralScore | None:
-        """Have the evaluator score a model; None without an evaluator."""
+        """Score a model by the evaluator; return None without one."""
         evaluator = self._state.context.evaluator
         return None if evaluator is None else evaluator.score(model, source, number, meta)
 

@@ -18,6 +18,7 @@ from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, Params
 from flstream.model.source import Source
+from flstream.runs.summary import BESIDE_METRICS
 from flstream.worker.logged_values import check_length
 from flstream.worker.messages import (
     LEAST_WEIGHT,
@@ -26,10 +27,6 @@ from flstream.worker.messages import (
     Task,
     is_weight,
 )
-
-RESERVED_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
-"""Names that a metric must not have, since the summary uses them beside the metrics."""
-
 
 SITE = "flstream.site"
 """Key of the site's name in the header of a file that it has received a model into."""
@@ -55,7 +52,7 @@ def metrics_of(model: FLModel) -> dict[str, float]:
                 f"the metric {name!r} is {no_number(value)}; send one, such as loss.item()"
             )
         metrics[name] = number
-    for name in metrics.keys() & RESERVED_METRICS:
+    for name in metrics.keys() & BESIDE_METRICS:
         raise ClientError(f"a metric may not be named {name!r}, which the summary uses; rename it")
     return metrics
 
