@@ -20,6 +20,7 @@ def runs(
     """
     from flstream.report.console import make_console, print_tables
     from flstream.report.page import runs_below
+    from flstream.report.running import may_go_on
     from flstream.report.table import Link
     from flstream.report.text import resume_command
     from flstream.report.views import index_table
@@ -31,7 +32,7 @@ def runs(
     # Names are to be copied, so other columns give way to them.
     whole = first._replace(least=max(len(name.text) for name in names))
     print_tables(console, replace(table, columns=[whole, *others]))
-    unfinished = [run for run in records if run.status not in ("finished", "running")]
+    unfinished = [run for run in records if run.status != "running" and may_go_on(run.summary)]
     if unfinished:
         console.print()
     for run in unfinished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -68,9 +69,10 @@ def sweep(
     from flstream.report.console import make_console, print_tables, report_error
     from flstream.report.text import shown_path
     from flstream.sweep.grid import Point, parse_axis
-    from flstream.sweep.record import PointRecord, SweepRecord
-    from flstream.sweep.results import point_line, sweep_table, table_json, write_results
-    from flstream.sweep.running import Sweep
+    from flstream.sweep.record import PointRecord
+    from flstream.sweep.results import best_line, point_line, sweep_table, table_json, write_results
+    from flstream.sweep.running import Sweep, SweepProgress
+    from flstream.text import brief_names
 
     path, axes = job_file(job), dict[str, list[str]]()
     for text in vary or ():
@@ -92,22 +94,36 @@ def sweep(
     for note in whole.notes:
         console.out(f"note: {note}")
 
-    def tell(record: SweepRecord, point: PointRecord) -> None:
-        over = sum(other.status in ("finished", "pruned", "failed") for other in record.points)
-        console.out(f"{over:>{len(str(count))}}/{count} {point_line(record, point)}")
+    record, width = whole.record, len(str(count))
+    with nullcontext() if console.quiet else console.status("starting") as status:
 
-    was_stopped, record = whole.run(parallel, tell), whole.record
+        def tell(progress: SweepProgress) -> None:
+            if (ended := progress.ended) is not None:
+                place = f"{progress.done:>{width}}/{progress.total:<{width}}"
+                console.out(f"{place} {point_line(record, ended)}")
+            if status is not None:
+                status.update(f"running {brief_names(progress.running)}")
+
+        was_stopped = whole.run(parallel, tell)
     page = write_results(whole.folder, record)
     print_tables(console, sweep_table(record))
+    if line := best_line(record):
+        console.out(line)
     if page is not None:
         console.print()
         console.print(f"report  {shown_path(page)}", soft_wrap=True, highlight=False)
     if as_json:
         console.quiet = False
         console.out(table_json(record), highlight=False)
-    failed = [point for point in record.points if point.status == "failed"]
-    for point in failed:
-        report_error(f"{point.name}: {point.error}\n  in {whole.directory(point).path}")
-    if was_stopped or failed:
+    failed: dict[str, list[PointRecord]] = {}
+    for point in record.points:
+        if point.status == "failed":
+            failed.setdefault(point.error, []).append(point)
+    for error, points in failed.items():
+        names = brief_names([point.name for point in points])
+        report_error(f"{names}: {error}\n  in {whole.directory(points[0]).path}")
+    if failed:
+        typer.echo("mend that; the same command then tries the failed runs again", err=True)
+    elif was_stopped:
         typer.echo(f"the same command goes on with the sweep in {whole.folder}", err=True)
     raise typer.Exit(STOPPED if was_stopped else FAILED if failed else DONE)

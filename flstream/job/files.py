@@ -5,10 +5,10 @@ import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import CodeType
+from types import CodeType, MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo
@@ -41,11 +41,16 @@ def _script(value: Any, info: ValidationInfo) -> Path:
     return path
 
 
-def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tuple[Any, ...]:
+def code_name(
+    what: str,
+    built_in: Callable[[], Collection[str]] = tuple,
+    elsewhere: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Any, ...]:
     """Return the annotations of a text: a built-in's name, or a place of code.
 
     Code beside the job file or in a file resolves to `/abs/path/model.py:build`, which can be
-    found from anywhere; an installed module keeps its name. No code is imported.
+    found from anywhere; an installed module keeps its name. No code is imported. `elsewhere` has
+    hints by names that are no built-in's.
     """
 
     def allowed() -> str:
@@ -58,7 +63,8 @@ def code_name(what: str, built_in: Callable[[], Collection[str]] = tuple) -> tup
             return str(value)
         where, _, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
         if not isinstance(value, str) or ":" not in value:
-            raise ValueError(did_you_mean(str(value).lower(), built_in()))
+            name = str(value).lower()
+            raise ValueError(elsewhere.get(name) or did_you_mean(name, built_in()))
         if not where or not name.isidentifier():
             raise ValueError("")
         path = _locate(where, folder_of(info))

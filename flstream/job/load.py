@@ -14,10 +14,19 @@ from flstream.job.fields import read_number
 from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
 from flstream.job.job import Job
 from flstream.job.keys import explain, keys_in, nearest_keys, value_at, which_key
-from flstream.job.problems import MISSING, UNKNOWN, JobError, Problem, given_clause
+from flstream.job.problems import (
+    MISSING,
+    UNKNOWN,
+    JobError,
+    Problem,
+    did_you_mean,
+    given_clause,
+)
+from flstream.text import shortened
 
 _NAME = r"[A-Za-z0-9_-]+(?:\[\d{1,4}\])?"
 _OVERRIDE = re.compile(rf"\s*({_NAME}(?:\.{_NAME})*)\s*=(.*)", re.DOTALL)
+_MOST_SHOWN = 60  # characters of an override that a message names
 _WORDS = {"true": True, "false": False, "null": NoneValue()}
 
 
@@ -45,7 +54,9 @@ def load_job(
     if os.path.isdir(path):
         raise JobError(path, [Problem("", "is a folder; give the path of the job file in it")])
     if not os.path.exists(path):
-        raise JobError(path, [Problem("", "there is no such job file; check the path")])
+        siblings = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+        hint = did_you_mean(path.name, siblings) or "check the path"
+        raise JobError(path, [Problem("", "there is no such job file", hint=hint)])
 
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
@@ -57,10 +68,22 @@ def load_job(
         if any(problem.key == "" for problem in hocon.problems):
             raise JobError(path, dict.fromkeys(problems))
         return _resolved(replace(hocon, problems=problems), path.parent, path)
-    except JobError:
+    except JobError as error:
         if hocon.yaml:
             what = f"`{hocon.yaml}` is YAML; a job file is HOCON: clients {{ count = 2 }}"
             raise JobError(path, [Problem("", what)]) from None
+        mistaken_keys = [problem.key for problem in error.problems]
+        texts = {text.partition("=")[0].strip(): text.strip() for text in overrides}
+        texts |= {
+            key: f"{key}={value}" for key, value in (settings or {}).items() if value is not None
+        }
+        given = [
+            shortened(text, _MOST_SHOWN)
+            for key, text in texts.items()
+            if any(_is_within(mistake, {key}) for mistake in mistaken_keys)
+        ]
+        if given:
+            raise JobError(f"{path} with {', '.join(given)}", error.problems) from None
         raise
 
 

@@ -158,6 +158,18 @@ def _can_be_imported(kind: str) -> str:
     return kind
 
 
+_SERVER_OPTIMIZER = "it is fedavg with a server_optimizer"
+# Algorithms that are settings of a workflow.
+_ELSEWHERE = {
+    "fedprox": "it is fedavg with workflow.args.fedprox_mu",
+    "fedopt": _SERVER_OPTIMIZER,
+    "fedadam": _SERVER_OPTIMIZER,
+    "fedyogi": _SERVER_OPTIMIZER,
+    "fedadagrad": _SERVER_OPTIMIZER,
+    "fedavgm": _SERVER_OPTIMIZER,
+}
+
+
 class Stage(TypedSection):
     """Work of the job, round by round: a workflow, or a list of them, one after another.
 
@@ -165,9 +177,9 @@ class Stage(TypedSection):
     for each of them, and they agree on `key_metric` and `key_metric_mode`.
     """
 
-    type: Annotated[str, *code_name("function", built_ins), AfterValidator(_can_be_imported)] = (
-        "fedavg"
-    )
+    type: Annotated[
+        str, *code_name("function", built_ins, _ELSEWHERE), AfterValidator(_can_be_imported)
+    ] = "fedavg"
     """The workflow: one that comes with flstream, or a function of your own beside the job file.
 
     docs/workflows.md says what each is for. A function of (run) or (run, args) is named

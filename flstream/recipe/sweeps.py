@@ -15,7 +15,7 @@ from flstream.report.console import make_console
 from flstream.sweep.grid import Point
 from flstream.sweep.record import SweepRecord
 from flstream.sweep.results import point_line, setting_rows, write_results
-from flstream.sweep.running import Sweep
+from flstream.sweep.running import Sweep, SweepProgress
 
 if TYPE_CHECKING:
     import pandas
@@ -36,7 +36,7 @@ class SweepResult(Sequence[RunResult]):
         self.directory = folder
         self.settings = setting_rows(record)
         self.best: Mapping[str, Any] | None = next(
-            (row["values"] for row in self.settings if row["best"]), None
+            (row["values"] for row in self.settings if row["is_best"]), None
         )
         self.failures = {point.name: point.error for point in record.points if point.error}
         paths = [folder / point.name for point in record.points]
@@ -109,7 +109,12 @@ def sweep(
     whole = Sweep(None if run_dir is None else Path(run_dir), job_of, vary, seeds, prune=prune)
     console = make_console()
     console.quiet = env is not None and env.quiet
-    was_stopped = whole.run(parallel, lambda sweep, point: console.out(point_line(sweep, point)))
+
+    def tell(progress: SweepProgress) -> None:
+        if progress.ended is not None:
+            console.out(point_line(whole.record, progress.ended))
+
+    was_stopped = whole.run(parallel, tell)
     write_results(whole.folder, whole.record)
     if was_stopped:
         raise KeyboardInterrupt

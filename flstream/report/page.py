@@ -18,13 +18,14 @@ import numpy as np
 
 import flstream
 from flstream.errors import SimulationError, UsageError
+from flstream.job.keys import which_key
 from flstream.report import run_charts as charts
 from flstream.report import views
 from flstream.report.metrics import UNSCORED, last_values, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.site_errors import failures_title
 from flstream.report.table import Link, format_cell
-from flstream.report.text import counted, format_epsilon, format_metric
+from flstream.report.text import counted, format_epsilon, format_metric, path_labels
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
 from flstream.text import brief_names, natural_key, printable
@@ -62,8 +63,8 @@ def write_page(
         output: Path of the page; None for ``report.html`` in the run directory, or for several
             runs ``comparison.html`` in the working directory.
         is_running: Whether the runs are going on; None to find out by their locks.
-        group_by: Dotted keys; runs with the same values are one line with a band. None of them for
-            runs that differ in ``over`` alone.
+        group_by: Dotted keys, or sections for all of theirs; runs with the same values are one
+            line with a band. None of them for runs that differ in ``over`` alone.
         over: The key in which runs of a group differ.
 
     Returns:
@@ -77,9 +78,9 @@ def write_page(
     path = output or own
     has_several = len(runs) > 1
     records = [read_run(run, is_running=is_running, is_one_of_many=has_several) for run in runs]
-    for key in group_by:
-        if not any(key in record.values for record in records):
-            raise UsageError(f"--group-by {key}: no run has this setting; name a dotted key")
+    if group_by:
+        keys = charts.all_keys(records)
+        group_by = [own for key in group_by for own in _keys_of(key, keys)]
     table = path.with_suffix(".csv")
     if has_several and table == path:
         raise UsageError(f"{path} is to be a page, beside which a CSV file lies; name it .html")
@@ -124,18 +125,21 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
 
 
 def runs_below(folder: Path) -> list[RunRecord]:
-    """Read all runs below a folder, by name.
+    """Read all runs below a folder, by name; not those in hidden folders.
 
     Raises:
         UsageError: There is none.
     """
-    journals = sorted(folder.glob("**/events.jsonl"), key=lambda path: natural_key(str(path)))
+    found = (path.relative_to(folder) for path in folder.glob("**/events.jsonl"))
+    # A sweep keeps failed runs that it began anew in a hidden folder.
+    shown = (path for path in found if not any(part.startswith(".") for part in path.parts))
+    journals = sorted(shown, key=lambda path: natural_key(str(path)))
     if not journals:
         raise UsageError(
             f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
-    return [read_run(events.parent, is_one_of_many=True) for events in journals]
+    return [read_run(folder / events.parent, is_one_of_many=True) for events in journals]
 
 
 class PageRun(NamedTuple):
@@ -153,7 +157,7 @@ def run_page(
     over: str = "seed",
 ) -> str:
     """Render the page of one run, or of several to compare, as HTML; links start at its path."""
-    labels = run_labels([run.path for run in runs])
+    labels = path_labels([run.path for run in runs])
     only = runs[0] if len(runs) == 1 else None
     metrics = metrics_of([run.summary for run in runs])
     groups = charts.run_groups(runs, labels, group_by, over)
@@ -171,7 +175,7 @@ def run_page(
         names=names,
         groups=groups,
         drawn=sum(bool(group.color) for group in groups),
-        over=over,
+        over=", ".join(charts.varying_keys(runs, groups)) or "nothing",
         has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
@@ -190,7 +194,10 @@ def _address(run: RunRecord, folder: Path | None) -> str:
 
 
 def _comparison_csv(runs: Sequence[RunRecord]) -> str:
-    """Return a line for each run: what it differs in, how it ended, and its scores."""
+    """Return a line for each run: what it differs in, how it ended, and its scores.
+
+    A setting that a run does not have is empty.
+    """
     keys, metrics = charts.differing_keys(runs), metrics_of([run.summary for run in runs])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -223,13 +230,17 @@ def run_cell(path: Path) -> str:
     return _render("cell.html", is_running=run.status == "running", run=run)
 
 
-def run_labels(paths: Sequence[Path]) -> list[str]:
-    """Return a unique label for each run: its folder, with parents where needed."""
-    for depth in range(1, max(len(path.parts) for path in paths) + 1):
-        labels = [str(Path(*path.parts[-depth:])) for path in paths]
-        if len(set(labels)) == len(set(paths)):
-            break
-    return [printable(label) for label in labels]
+def _keys_of(named: str, keys: Sequence[str]) -> list[str]:
+    """Return the keys that ``--group-by`` names: one, or all of a section.
+
+    Raises:
+        UsageError: No run has such a key.
+    """
+    own = [key for key in keys if key == named or key.startswith(f"{named}.")]
+    if not own:
+        nearest = which_key(named, keys) or "name a dotted key, such as workflow.type"
+        raise UsageError(f"--group-by {named}: no run has this setting; {nearest}")
+    return own
 
 
 def _check_replaceable(path: Path, mark: str = _MARK) -> None:

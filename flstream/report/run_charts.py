@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from flstream.report.drawing import (
 from flstream.report.memory_curves import HELPERS
 from flstream.report.metrics import Metric, metrics_of, order_metrics, values_by_round
 from flstream.report.run_record import RunRecord
-from flstream.report.text import counted, elide
+from flstream.report.text import counted, elide, path_labels
 from flstream.runs.history import PHASES
 from flstream.telemetry.events import SERVER
 from flstream.text import printable
@@ -40,7 +41,7 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
-_MOST_LINES, _MOST_KEYS, _LABEL = 8, 4, 40
+_MOST_LINES, _LABEL = 8, 40
 _MOST_BY_SITE, _MOST_EVALUATIONS = 4, 200
 
 
@@ -84,13 +85,13 @@ def run_groups(
     drawn = _leading(members, runs)
     names = list(labels)
     if group_by or len(members) < len(runs):
-        keys = group_by or differing_keys([runs[group[0]] for group in members], over)
-        short = short_keys(keys[:_MOST_KEYS])
-        for group in members:
-            values = runs[group[0]].values
-            texts = {key: values.get(key, "-").strip('"') for key in short}
-            named = ", ".join(f"{short[key]}={text}" for key, text in texts.items())
-            names[group[0]] = printable(named) or names[group[0]]
+        firsts = [runs[group[0]] for group in members]
+        keys = _telling_keys(firsts, group_by or differing_keys(firsts, over))
+        short = short_keys(keys or group_by)
+        texts = {key: _value_texts(firsts, key) for key in short}
+        for place, group in enumerate(members):
+            parts = (f"{short[key]}={text}" for key in short if (text := texts[key][place]))
+            names[group[0]] = printable(", ".join(parts)) or names[group[0]]
     counts = Counter(names[group[0]] for group in members)
     groups = []
     for group in members:
@@ -130,10 +131,41 @@ def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[li
     return [group for group in members if group in ranked]
 
 
+def _telling_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
+    """Return those of the keys that tell runs apart which the keys before them do not."""
+    telling, known = list[str](), 1
+    for key in keys:
+        values = {tuple(run.values.get(each) for each in (*telling, key)) for run in runs}
+        if len(values) > known:
+            telling.append(key)
+            known = len(values)
+    return telling
+
+
+def _value_texts(runs: Sequence[RunRecord], key: str) -> list[str]:
+    """Return a setting's value in each run as labels have it; of paths, what tells them apart."""
+    texts = [run.values.get(key, "").strip('"') for run in runs]
+    paths = {text: Path(text) for text in texts if text.startswith("/")}
+    short = dict(zip(paths, path_labels([*paths.values()]), strict=True)) if paths else {}
+    return [short.get(text, text) for text in texts]
+
+
+def all_keys(runs: Sequence[RunRecord]) -> list[str]:
+    """Return the keys that any run has; those that all have come first."""
+    counts = Counter(key for run in runs for key in run.values)
+    return sorted(counts, key=lambda key: counts[key] < len(runs))
+
+
 def differing_keys(runs: Sequence[RunRecord], over: str = "") -> list[str]:
-    """Return the keys but one that all runs have, with different values."""
-    keys = [key for key in runs[0].values if key != over and all(key in run.values for run in runs)]
-    return [key for key in keys if len({run.values[key] for run in runs}) > 1]
+    """Return the keys but one whose values differ; to lack a key is a value, too."""
+    keys = [key for key in all_keys(runs) if key != over]
+    return [key for key in keys if len({run.values.get(key) for run in runs}) > 1]
+
+
+def varying_keys(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[str]:
+    """Return the keys in which runs of a group differ, by their short names."""
+    varying = (differing_keys([runs[at] for at in group.runs]) for group in groups)
+    return [*short_keys(dict.fromkeys(key for keys in varying for key in keys)).values()]
 
 
 def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[Chart]:

@@ -207,8 +207,15 @@ def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
     elif summary.model.bytes:
         yield "model", _path(run.checkpoint(summary.rounds_completed))
     yield "run directory", _path(run.path)
-    if summary.status != "finished":
+    if may_go_on(summary):
         yield "resume with", Text(printable(resume_command(run.path)), no_wrap=True)
+
+
+def may_go_on(summary: Summary) -> bool:
+    """Return whether to say how a run is resumed: not of one that failed before any round ended."""
+    if summary.status == "failed":
+        return summary.rounds_completed > 0
+    return summary.status != "finished"
 
 
 def _scores(metrics: Mapping[str, float | None]) -> str:

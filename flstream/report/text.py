@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
@@ -94,6 +94,15 @@ def resume_command(run: Path) -> str:
     """Return the command line that resumes a run from its directory."""
     path = shlex.quote(shown_path(run))
     return f"flstream simulate {path} --run-dir {path} --resume"
+
+
+def path_labels(paths: Sequence[Path]) -> list[str]:
+    """Return a unique label for each path: its last part, with parents where needed."""
+    for depth in range(1, max(len(path.parts) for path in paths) + 1):
+        labels = [str(Path(*path.parts[-depth:])) for path in paths]
+        if len(set(labels)) == len(set(paths)):
+            break
+    return [printable(label) for label in labels]
 
 
 def shown_path(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,12 @@ from flstream.job import Job, JobError, render_job
 from flstream.job.hocon import read_hocon
 from flstream.job.imports import own_files
 from flstream.job.keys import WORKFLOW, flat
-from flstream.job.sections import EngineSection
 from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 
-# Keys, besides rounds, whose value may change on resume. They do not affect a model's bits, and a
-# run whose disk is full may have no other way to go on.
-_FREE = {"checkpoints.keep", "tracking.type", "tracking.args"} | {
-    f"engine.{name}" for name in EngineSection.model_fields
-}
+# Keys and sections, besides rounds, whose value may change on resume. They do not affect a
+# model's bits, and a run whose disk is full may have no other way to go on.
+_FREE = ("checkpoints.keep", "tracking.", "engine.")
 # The path of a file with code, before the name in it. Files are compared by contents.
 _FILE = re.compile(r'"/[^"]*\.py:')
 _READ_BYTES = 1 << 20
@@ -118,15 +115,8 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
             "--resume to start a new run"
         ) from error
-    now, text = files_of(job), b""
-    with suppress(OSError):
-        text = run.job_file.read_bytes()
-    keys = list[str]()
-    if text != render_job(job).encode():  # a job's own text needs no parser
-        hocon = read_hocon(run.job_file)
-        if hocon.problems:
-            raise JobError(run.job_file, hocon.problems)
-        keys = list(_different_keys(job, hocon.values, before.keys() & now.keys()))
+    now = files_of(job)
+    keys = different_keys(job, run, before.keys() & now.keys())
     changes = {clause for key in before.keys() & now for clause in _changes(before[key], now[key])}
     message = "; ".join([*keys, *sorted(changes)])
     if keys:
@@ -140,6 +130,28 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             f"the run in {run.path} was made with other files: {message}; put back what it was "
             "made with, or leave out --resume to start a new run"
         )
+
+
+def different_keys(job: Job, run: RunDirectory, files: Collection[str] = ()) -> list[str]:
+    """Return a clause for each key in which a job differs from a run's, with both values.
+
+    Args:
+        job: The job.
+        run: The run directory.
+        files: Keys that name a file in both, whose path is not compared.
+
+    Raises:
+        JobError: The run's job file is damaged.
+    """
+    text = b""
+    with suppress(OSError):
+        text = run.job_file.read_bytes()
+    if text == render_job(job).encode():  # a job's own text needs no parser
+        return []
+    hocon = read_hocon(run.job_file)
+    if hocon.problems:
+        raise JobError(run.job_file, hocon.problems)
+    return list(_different_keys(job, hocon.values, files))
 
 
 def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]:
@@ -156,20 +168,26 @@ def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]
     yield from (f"{name}, which {source} imported, is gone" for name in old)
 
 
-def _different_keys(job: Job, values: Mapping[str, Any], files: set[str]) -> Iterator[str]:
-    """Yield every key that differs from the run's job file, with both values.
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a job file by dotted key, each argument by itself."""
+    for key, value in flat(values):
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+        else:
+            yield key, value
 
-    The path of a file that a key names in both jobs is not compared.
-    """
+
+def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str]) -> Iterator[str]:
+    """Yield a clause for each key that differs from the values of the run's job file."""
     written = job.written()
     sections = [settings.get(WORKFLOW) for settings in (values, written)]
     count, job_count = (len(part) if isinstance(part, list) else 1 for part in sections)
     if count != job_count:
         stages = ("one section" if n == 1 else f"a list of {n}" for n in (count, job_count))
         yield f"{WORKFLOW} is {next(stages)} there and {next(stages)} here"
-    run_values, job_values = dict(flat(values)), dict(flat(written))
+    run_values, job_values = dict(_leaves(values)), dict(_leaves(written))
     for name in {**run_values, **job_values}:
-        if name in _FREE or (count != job_count and name.startswith(WORKFLOW)):
+        if name.startswith(_FREE) or (count != job_count and name.startswith(WORKFLOW)):
             continue
         old, new = (
             render_value(flat_values[name]) if name in flat_values else "not given"

@@ -98,8 +98,8 @@ class ResultCollector:
         able = len(self.cohort) - len(self.failures) - len(self.spared)
         if able < self.least:
             raise SimulationError(
-                f"{able} of {len(self.cohort)} sites are left to {self.task}, and "
-                f"{self.least} have to (clients.min_updates): {self.reasons()}"
+                f"{self.reasons()}; so {able} of {len(self.cohort)} sites are left to "
+                f"{self.task}, and {self.least} have to (clients.min_updates)"
             )
 
     def restore(self, answered: Iterable[str], failures: Mapping[str, str]) -> None:

@@ -8,9 +8,10 @@ import tempfile
 from pathlib import Path
 
 from flstream.debugging import DebuggedSite, debugging
-from flstream.errors import UsageError
+from flstream.errors import ResumeRefusedError, UsageError
 from flstream.job import Job, render_job
-from flstream.runs.job_match import render_files
+from flstream.runs.job_match import different_keys, files_of, render_files
+from flstream.runs.journal import read_history
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
@@ -44,21 +45,45 @@ def debug_site(job: Job, site: str, round_number: int, run: Path | None) -> Debu
     with tempfile.TemporaryDirectory(prefix=".flstream-debug-", dir=parent) as folder:
         copy = RunDirectory.create(job.name, Path(folder) / "run")
         if run is not None:
+            _check_round(job, RunDirectory(run.absolute()), round_number)
             _copy(RunDirectory(run.absolute()), copy)
             copy.write(copy.job_files, render_files(job))
             copy.write(copy.job_file, render_job(job))
         with copy.in_use(), debugging(debugged):
-            point = None if run is None else plan_resume(job, copy, round_number - 1)
+            try:
+                point = None if run is None else plan_resume(job, copy, round_number - 1)
+            except ResumeRefusedError as error:
+                raise UsageError(
+                    f"the run in {run} no longer has all that round {round_number} began with: "
+                    "checkpoints.keep has removed it, or a file is damaged; name another round"
+                ) from error
             summary = simulate(job, copy, lambda *_: None, resume=point)
         if not debugged.has_trained:
             raise UsageError(summary.error or f"{site} was not asked to train")
     return debugged
 
 
-def _copy(run: RunDirectory, copy: RunDirectory) -> None:
-    """Copy what a run resumes from; its models are links to the same files."""
+def _check_round(job: Job, run: RunDirectory, round_number: int) -> None:
+    """Check that a run is one of this job, and has come to a round."""
     if not run.is_run:
         raise UsageError(f"{run.path} is not a run directory; name one with --run")
+    keys = different_keys(job, run, files_of(job))
+    # A site is debugged alone, whatever the run had.
+    if others := [clause for clause in keys if not clause.startswith("clients.parallel is")]:
+        raise UsageError(
+            f"the run in {run.path} was made by another job: {'; '.join(others)}; give the same "
+            f"--set, or the run's own job: flstream debug {run.path} --run {run.path}"
+        )
+    completed = len(read_history(run.events).rounds)
+    if round_number > completed + 1:
+        raise UsageError(
+            f"--round {round_number}: the run in {run.path} has {completed} rounds; name one from "
+            f"1 to {completed + 1}"
+        )
+
+
+def _copy(run: RunDirectory, copy: RunDirectory) -> None:
+    """Copy what a run resumes from; its models are links to the same files."""
     for name in (*_COPIED, *_LINKED):
         source, target = run.path / name, copy.path / name
         function = os.link if name in _LINKED else shutil.copy2

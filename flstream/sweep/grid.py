@@ -74,7 +74,7 @@ def grid(axes: Axes, seed: int, seeds: int) -> list[Point]:
         values = dict(zip(axes, combination, strict=True))
         parts = [f"{labels[key]}={_slug(value)}" for key, value in values.items()]
         for number in range(seed, seed + seeds):
-            name = ",".join([*parts, f"seed={number}"] if seeds > 1 or not parts else parts)
+            name = ",".join([*parts, f"seed={number}"])
             names[name] += 1
             again = f",{names[name]}" if names[name] > 1 else ""
             points.append(Point(name + again, values, number))

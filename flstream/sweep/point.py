@@ -63,7 +63,7 @@ def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> N
         job: The job.
         path: The run directory; new, or that of a run that was cut off.
         has_failed: Whether that run failed: it begins anew if its job or code was mended since,
-            and the old folder stays under another name.
+            and the old folder is kept as ``.failed/<name>-1``.
         sweep: Socket to the sweep.
     """
     host = ProcessHost.forked(sweep)  # before there is a thread
@@ -100,6 +100,7 @@ def _set_aside_other(job: Job, path: Path) -> None:
         check_same_job(job, run)
     except UsageError:
         number = 1
-        while (aside := path.with_name(f"{path.name}.failed-{number}")).exists():
+        while (aside := path.parent / ".failed" / f"{path.name}-{number}").exists():
             number += 1
+        aside.parent.mkdir(exist_ok=True)
         path.rename(aside)

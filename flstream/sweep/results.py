@@ -28,15 +28,34 @@ def setting_rows(record: SweepRecord) -> list[dict[str, Any]]:
 
     ``mean``, ``spread`` (the standard deviation over seeds; None for fewer than two), ``lowest``
     and ``highest`` are of the best key metric of each run. ``status`` is that of its runs where
-    they have the same, and ``best`` marks the setting with the best mean.
+    they have the same. ``is_best`` marks the setting with the best mean, once all runs are over.
     """
     rows = [_row(points) for points in record.settings]
+    if any(point.status in ("waiting", "stopped") for point in record.points):
+        return rows
     compared = [row for row in rows if row["mean"] is not None and row["status"] == "finished"]
     compared = compared or [row for row in rows if row["mean"] is not None]
     if compared:
         choose = max if record.mode == "max" else min
-        choose(compared, key=lambda row: row["mean"])["best"] = True
+        choose(compared, key=lambda row: row["mean"])["is_best"] = True
     return rows
+
+
+def best_line(record: SweepRecord) -> str:
+    """Return the line on how clearly the best setting is that; empty where none is marked."""
+    rows = setting_rows(record)
+    best = next((row for row in rows if row["is_best"]), None)
+    if best is None or len(rows) == 1:
+        return ""
+    if best["spread"] is None:
+        return "* has the best mean; --seeds 3 would show how much seeds change it"
+    near = sum(
+        abs(row["mean"] - best["mean"]) <= max(best["spread"], row["spread"] or 0.0)
+        for row in rows
+        if row is not best and row["mean"] is not None
+    )
+    others = "no other is" if near == 0 else f"{near} {'other is' if near == 1 else 'others are'}"
+    return f"* has the best mean; {others} within one spread of it"
 
 
 def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
@@ -52,7 +71,7 @@ def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
         "highest": max(scores, default=None),
         "rounds": max(point.rounds for point in points),
         "seconds": sum(point.seconds for point in points),
-        "best": False,
+        "is_best": False,
     }
 
 
@@ -63,7 +82,8 @@ def point_line(record: SweepRecord, point: PointRecord) -> str:
     score = (
         "nothing scored" if point.score is None else format_metrics({record.metric: point.score})
     )
-    return f"{point.name}: best {score}, {format_seconds(point.seconds)}"
+    rounds = f" in {counted(point.rounds, 'round')}" if record.prune else ""
+    return f"{point.name}: best {score}{rounds}, {format_seconds(point.seconds)}"
 
 
 def write_results(folder: Path, record: SweepRecord) -> Path | None:
@@ -92,28 +112,28 @@ def sweep_table(record: SweepRecord) -> Table:
     columns += [
         Column("status", "state", 1),
         Column("runs", "count", 3),
-        Column(f"best {record.metric}", "metric"),
-        *([Column("spread", "metric", 1), Column("lowest", "metric", 4)] if has_spread else ()),
-        *([Column("highest", "metric", 4)] if has_spread else ()),
+        Column(record.metric, "metric"),
+        *([Column("spread", "metric", 1)] if has_spread else ()),
         Column("rounds", "count", 2),
         Column("time", "duration", 2),
     ]
     cells = []
     for row in rows:
         values = [shown(value) for value in row["values"].values()] or [record.job]
-        spread = [row["spread"], row["lowest"], row["highest"]] if has_spread else []
+        spread = [row["spread"]] if has_spread else []
         numbers = [row["mean"], *spread, row["rounds"], row["seconds"]]
         cells.append(
-            Row([*values, row["status"], row["runs"], *numbers], "best" if row["best"] else "")
+            Row([*values, row["status"], row["runs"], *numbers], "best" if row["is_best"] else "")
         )
-    title = f"{counted(len(rows), 'setting')}, {counted(record.seeds, 'seed')} each"
+    seeds = counted(record.seeds, "seed")
+    title = f"{counted(len(rows), 'setting')}, {seeds} each; best {record.metric} of each run"
     return Table(columns, cells, title)
 
 
 def table_json(record: SweepRecord) -> str:
     """Return ``table.json``: the metric, the best setting, a row a setting, and a row a run."""
     rows = setting_rows(record)
-    best = next((row["values"] for row in rows if row["best"]), None)
+    best = next((row["values"] for row in rows if row["is_best"]), None)
     runs = [
         {
             name: getattr(point, name)
@@ -136,9 +156,9 @@ def table_csv(record: SweepRecord) -> str:
     """Return ``table.csv``: a line a setting, its values under the dotted names of their keys."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*record.vary, "status", *_NUMBERS, "best"])
+    writer.writerow([*record.vary, "status", *_NUMBERS, "is_best"])
     for row in setting_rows(record):
         values = [shown(value) for value in row["values"].values()]
         numbers = ["" if row[name] is None else row[name] for name in _NUMBERS]
-        writer.writerow([*values, row["status"], *numbers, int(row["best"])])
+        writer.writerow([*values, row["status"], *numbers, int(row["is_best"])])
     return text.getvalue()

@@ -33,8 +33,25 @@ _STOP_SECONDS, _END_SECONDS = 20.0, 5.0
 JobOf = Callable[[Point, int | None], Job]
 """Function that returns the job of a point, with so many rounds; None for its own number."""
 
-OnPoint = Callable[[SweepRecord, PointRecord], None]
-"""Function that is told of each run that has ended."""
+
+class SweepProgress(NamedTuple):
+    """How far a sweep is, or with pruning, how far a part of it is: told when a run begins or ends.
+
+    Attributes:
+        ended: The run that has ended; None where one has begun.
+        done: Number of runs that are over.
+        total: Number of runs.
+        running: Names of those that are going on.
+    """
+
+    ended: PointRecord | None
+    done: int
+    total: int
+    running: Sequence[str]
+
+
+OnProgress = Callable[[SweepProgress], None]
+"""Function that is told how far a sweep is."""
 
 
 class _Running(NamedTuple):
@@ -102,12 +119,12 @@ class Sweep:
         """Return the run directory of a point."""
         return RunDirectory(self.folder / record.name)
 
-    def run(self, parallel: int = 1, on_point: OnPoint = lambda sweep, point: None) -> bool:
+    def run(self, parallel: int = 1, on_progress: OnProgress = lambda progress: None) -> bool:
         """Run all points that are not finished; return whether Ctrl-C has stopped it.
 
         Args:
             parallel: Number of runs at a time.
-            on_point: Called after each run.
+            on_progress: Called when a run has begun, and when one has ended.
 
         Raises:
             UsageError: Another process runs this sweep.
@@ -129,7 +146,7 @@ class Sweep:
             stack.enter_context(handling(lambda *_: stop.set()))
             hosts = stack.enter_context(closing(_Hosts()))
             for rounds, records in self._rungs():
-                self._run(records, rounds, parallel, hosts, stop, on_point)
+                self._run(records, rounds, parallel, hosts, stop, on_progress)
                 if stop.is_set():
                     return True
         return False
@@ -176,11 +193,12 @@ class Sweep:
         parallel: int,
         hosts: _Hosts,
         stop: Signal,
-        on_point: OnPoint,
+        on_progress: OnProgress,
     ) -> None:
         """Run points, some at a time, until all have ended or the sweep is to stop."""
         waiting = [record for record in records if not self._is_done(record, rounds)][::-1]
         running: list[_Running] = []
+        done, total = len(records) - len(waiting), len(records)
         while waiting or running:
             while waiting and len(running) < parallel and not stop.is_set():
                 record = waiting.pop()
@@ -188,6 +206,7 @@ class Sweep:
                 if rounds is not None:
                     job = self._job_of(self._points[record.name], rounds)
                 running.append(self._start(record, job, hosts))
+                on_progress(SweepProgress(None, done, total, [run.record.name for run in running]))
             if stop.is_set():
                 waiting.clear()
                 for run in running:
@@ -195,7 +214,9 @@ class Sweep:
             for run in _ended(running, stop, _STOP_SECONDS if stop.is_set() else None):
                 running.remove(run)
                 self._take(run)
-                on_point(self.record, run.record)
+                done += run.record.status != "stopped"
+                names = [other.record.name for other in running]
+                on_progress(SweepProgress(run.record, done, total, names))
 
     def _is_done(self, record: PointRecord, rounds: int | None) -> bool:
         if record.status != "finished":

@@ -12,7 +12,7 @@ import flstream.client as flare
 from flstream.client import partition
 
 parser = argparse.ArgumentParser()
-for name in ("alpha", "lr", "scale"):
+for name in ("alpha", "lr", "momentum", "scale"):
     parser.add_argument(f"--{name}", type=float)
 for name in ("split_seed", "epochs", "batch_size"):
     parser.add_argument(f"--{name}", type=int)
@@ -42,7 +42,7 @@ def my_data():
 def train(net, images, labels):
     """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
     net.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=args.momentum)
     for _ in range(args.epochs):
         losses = []
         for batch in torch.randperm(len(labels)).split(args.batch_size):

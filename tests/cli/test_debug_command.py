@@ -1,6 +1,7 @@
 """``flstream debug``: one site in the foreground, with the answer that it gave in the run."""
 
 import json
+import os
 
 import pytest
 from terminal import Terminal
@@ -110,6 +111,27 @@ def test_what_cannot_be_debugged_is_a_sentence(flstream_here, job, words, meant)
     done = flstream_here("debug", job, *words)
     assert done.returncode == 2
     assert meant in done.stderr
+
+
+def test_a_run_of_another_job_or_without_the_round_is_a_sentence(flstream_here, job):
+    flstream_here(
+        "simulate", job, "--run-dir", "run", "--engine", "inline", "-q", "--set", "seed=5"
+    )
+    debug = ("debug", job, "--site", "site-1", "--run", "run")
+    done = flstream_here(*debug)
+    assert done.returncode == 2
+    assert "seed is 5 there and " in done.stderr
+    assert "flstream debug" in done.stderr
+    assert flstream_here(*debug, "--set", "seed=5").returncode == 0
+    assert flstream_here("debug", "run", *debug[2:]).returncode == 0
+    done = flstream_here(*debug, "--set", "seed=5", "--round", "9")
+    assert done.returncode == 2
+    assert "name one from 1 to 4" in done.stderr
+    assert ".flstream-debug" not in done.stderr
+    os.truncate(job / "run" / "checkpoints" / "round-0001.safetensors", 8)
+    done = flstream_here(*debug, "--set", "seed=5", "--round", "2")
+    assert done.returncode == 2
+    assert "no longer has all that round 2 began with" in done.stderr
 
 
 def test_a_site_that_fails_is_told_with_its_traceback(job):

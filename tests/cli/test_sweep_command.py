@@ -49,9 +49,9 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, wr
     assert (again.returncode, again.stderr) == (0, "")
     content = json.loads(again.stdout)
     assert [run["status"] for run in content["runs"]] == ["finished"] * 2
-    first = (tmp_path / "swept" / "lr=1" / "events.jsonl").read_text()
+    first = (tmp_path / "swept" / "lr=1,seed=7" / "events.jsonl").read_text()
     assert "run_resumed" not in first
-    assert (tmp_path / "swept" / "lr=1" / "report.html").is_file()
+    assert (tmp_path / "swept" / "lr=1,seed=7" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(

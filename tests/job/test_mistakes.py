@@ -354,7 +354,8 @@ def test_a_file_that_cannot_be_read_is_one_short_sentence(mistakes, folder, text
 def test_a_path_that_is_no_job_file_is_a_sentence(folder):
     (folder / "binary.conf").write_bytes(b"name = \xff")
     for name, words in [
-        ("no.conf", "there is no such job file; check the path"),
+        ("no.conf", "there is no such job file; did you mean binary.conf?"),
+        ("none/here", "there is no such job file; check the path"),
         (".", "is a folder; give the path of the job file in it"),
         ("binary.conf", "is not UTF-8 text (byte 7)"),
     ]:

@@ -1,5 +1,6 @@
 """The page: well-formed, whole in itself, true to its runs, and safe from what it shows."""
 
+import csv
 import re
 import threading
 from html.parser import HTMLParser
@@ -24,13 +25,13 @@ import flstream
 from flstream.errors import UsageError
 from flstream.report.page import (
     run_cell,
-    run_labels,
     run_page,
     write_index,
     write_page,
 )
 from flstream.report.run_record import read_run
 from flstream.report.running import live_page
+from flstream.report.text import path_labels
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import SiteFailure
 from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, SiteLog, Warned
@@ -364,13 +365,25 @@ def test_groups_that_differ_in_their_fifth_key_alone_have_labels_of_their_own(tm
         settings = {**summary.settings, **keys, "seed": str(number % 2)}
         (path / "summary.json").write_text(replace(summary, settings=settings).to_json())
     page = Page(write_page(paths, tmp_path / "study.html").read_text())
-    alike = "key0=0, key1=0, key2=0, key3=0"
-    assert {
-        f"{alike} (run-0)",
-        f"{alike} (run-2)",
-        alike.replace("=0", "=1"),
-    } <= page.by_name.keys()
+    assert {"key0=0, key4=0", "key0=0, key4=1", "key0=1, key4=2"} <= page.by_name.keys()
     assert "a.key4" in (tmp_path / "study.csv").read_text().splitlines()[0]
+
+
+def test_a_setting_that_some_runs_lack_tells_them_apart_too(tmp_path):
+    paths = swept(tmp_path, 4, ["0.1"])
+    for number, path in enumerate(paths):
+        summary = read_run(path).summary
+        own = {"workflow.args.mu": "0.1"} if number % 2 else {}
+        script = f'"/work/{"prox" if number % 2 else "plain"}/client.py"'
+        settings = {**summary.settings, **own, "seed": str(number // 2), "train.script": script}
+        (path / "summary.json").write_text(replace(summary, settings=settings).to_json())
+    page = Page(write_page(paths, tmp_path / "study.html").read_text())
+    assert {"script=plain/client.py", "script=prox/client.py"} <= page.by_name.keys()
+    assert "they differ in seed." in page.text
+    rows = list(csv.DictReader((tmp_path / "study.csv").read_text().splitlines()))
+    assert [row["workflow.args.mu"] for row in rows] == ["", "0.1", "", "0.1"]
+    write_page(paths, tmp_path / "study.html", group_by=["train.args"])
+    assert "they differ in seed, script, mu." in Page((tmp_path / "study.html").read_text()).text
 
 
 def test_a_csv_file_of_somebody_else_is_left_alone(tmp_path):
@@ -401,5 +414,5 @@ def test_a_key_that_no_run_has_groups_nothing(tmp_path):
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above():
     paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/b/y/other")]
-    assert run_labels(paths) == ["x/run", "y/run", "y/other"]
-    assert run_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]
+    assert path_labels(paths) == ["x/run", "y/run", "y/other"]
+    assert path_labels([Path("/a/x"), Path("/a/x")]) == ["x", "x"]

@@ -142,7 +142,7 @@ def test_files_that_came_and_went_are_named(folder, run):
             JOB,
             ["rounds=2", "clients.count=8", "clients.per_round=1.0", "train.args={ lr = 0.1 }"],
             ["rounds is 3 there and 2 here", "clients.count is 2 there and 8 here",
-             "per_round is null there and 1.0", 'train.args is {} there and { "lr" = 0.1 } here'],
+             "per_round is null there and 1.0", "train.args.lr is not given there and 0.1 here"],
         ),
     ],
 )  # fmt: skip

@@ -45,9 +45,9 @@ def test_too_few_left_is_an_error_that_names_each_site_and_its_reason():
     with pytest.raises(SimulationError) as caught:
         collector.fail("site-4", "it lied")
     assert str(caught.value) == (
-        "2 of 4 sites are left to train round 7, and 3 have to (clients.min_updates): "
         "site-2: it died; its log is sites/site-2/log.txt; "
-        "site-4: it lied; its log is sites/site-4/log.txt"
+        "site-4: it lied; its log is sites/site-4/log.txt; "
+        "so 2 of 4 sites are left to train round 7, and 3 have to (clients.min_updates)"
     )
 
 

@@ -186,7 +186,7 @@ def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why
     assert_same_tensors(model, mean(1, 3))
     with pytest.raises(SimulationError) as caught:
         fold(updates(DiesHalfway), least=4)
-    assert str(caught.value).startswith("3 of 4 sites are left to train round 1, and 4 have to")
+    assert "so 3 of 4 sites are left to train round 1, and 4 have to" in str(caught.value)
     assert "site-2: the update of site-2 could not be fetched: the worker died" in str(caught.value)
 
 

@@ -44,7 +44,7 @@ def test_points_are_named_by_what_differs_and_seeds_follow_that_of_the_job():
         "lr=1,type=fedavg,seed=8",
     ]
     assert [point.seed for point in points] == [7, 8, 7, 8]
-    assert grid({"a.lr": [0.5]}, 1, 1)[0].name == "lr=0.5"
+    assert grid({"a.lr": [0.5]}, 1, 1)[0].name == "lr=0.5,seed=1"
     assert [point.name for point in grid({}, 3, 2)] == ["seed=3", "seed=4"]
 
 

@@ -11,7 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
-from flstream.sweep.results import setting_rows, sweep_table, write_results
+from flstream.sweep.results import best_line, setting_rows, sweep_table, write_results
 
 
 def digests(sweep):
@@ -20,6 +20,16 @@ def digests(sweep):
         point.name: json.loads(sweep.directory(point).summary.read_text())["model"]["digest"]
         for point in sweep.record.points
     }
+
+
+def ended_into(names):
+    """What adds the names of runs to a list as they end."""
+
+    def told(progress):
+        if progress.ended is not None:
+            names.append(progress.ended.name)
+
+    return told
 
 
 def alone(sweeps, name, *overrides):
@@ -44,14 +54,14 @@ def test_the_table_has_mean_and_spread_over_seeds_and_marks_the_best(sweeps):
     sweep.run(parallel=2)
     page = write_results(sweep.folder, sweep.record)
     rows = setting_rows(sweep.record)
-    assert [row["best"] for row in rows] == [False, True]
+    assert [row["is_best"] for row in rows] == [False, True]
     assert [row["mean"] for row in rows] == pytest.approx([0.101, 0.301])
     assert all(row["spread"] == pytest.approx(0) and row["runs"] == 2 for row in rows)
     with (sweep.folder / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["train.args.lr"] for line in lines] == ["1", "3"]
     assert float(lines[1]["mean"]) == pytest.approx(0.301)
-    assert lines[1]["best"] == "1"
+    assert lines[1]["is_best"] == "1"
     content = json.loads((sweep.folder / "table.json").read_text())
     assert content["best"] == {"train.args.lr": "3", "rounds": "2"}
     assert len(content["runs"]) == 4
@@ -66,8 +76,8 @@ def test_the_same_sweep_again_trains_nobody_who_is_done(sweeps):
     journal = first.directory(first.record.points[0]).events
     before = journal.read_text()
     ended, again = [], sweeps.sweep("train.args.lr=1,2")
-    again.run(on_point=lambda _, point: ended.append(point.name))
-    assert ended == ["lr=2"]  # whose folder somebody had removed
+    again.run(on_progress=ended_into(ended))
+    assert ended == ["lr=2,seed=5"]  # whose folder somebody had removed
     assert journal.read_text() == before
 
 
@@ -75,21 +85,22 @@ def test_a_run_that_was_stopped_resumes_where_it_was(sweeps):
     part = sweeps.sweep("train.args.lr=2", into="part")
     # As a sweep that was killed leaves it: one run cut off after its first round.
     job = sweeps.job("train.args.lr=2", "rounds=1")
-    run = RunDirectory.create(job.name, sweeps.folder / "part" / "lr=2")
+    run = RunDirectory.create(job.name, sweeps.folder / "part" / "lr=2,seed=5")
     with run.in_use():
         simulate(job, run)
     part.record.points[0].status = "stopped"
     part.record.write(sweeps.folder / "part" / "sweep.json")
     part = sweeps.sweep("train.args.lr=2", into="part")
     part.run()
-    assert digests(part) == {"lr=2": alone(sweeps, "whole", "train.args.lr=2")}
+    assert digests(part) == {"lr=2,seed=5": alone(sweeps, "whole", "train.args.lr=2")}
     assert '"run_resumed"' in part.directory(part.record.points[0]).events.read_text()
 
 
 def test_more_seeds_go_on_with_those_that_are_there(sweeps):
+    sweeps.sweep("train.args.lr=1", seeds=1).run()
     sweeps.sweep("train.args.lr=1", seeds=2).run()
     ended, more = [], sweeps.sweep("train.args.lr=1", seeds=3)
-    more.run(on_point=lambda _, point: ended.append(point.name))
+    more.run(on_progress=ended_into(ended))
     assert ended == ["lr=1,seed=7"]
     assert setting_rows(more.record)[0]["runs"] == 3
 
@@ -99,7 +110,7 @@ def test_a_run_that_fails_is_named_and_tried_again(sweeps):
     sweep = sweeps.sweep("train.args.lr=2,3")
     sweep.run()
     statuses = {point.name: point.status for point in sweep.record.points}
-    assert statuses == {"lr=2": "failed", "lr=3": "finished"}
+    assert statuses == {"lr=2,seed=5": "failed", "lr=3,seed=5": "finished"}
     assert "the disk of this site is broken" in sweep.record.points[0].error
     assert setting_rows(sweep.record)[0]["mean"] is None
     (sweeps.folder / "broken").unlink()
@@ -119,7 +130,40 @@ def test_a_failed_run_begins_anew_once_its_code_is_mended(sweeps):
     again = sweeps.sweep("train.args.lr=1,2")
     again.run()
     assert [point.status for point in again.record.points] == ["finished", "finished"]
-    assert (again.folder / "lr=2.failed-1" / "summary.json").exists()
+    assert (again.folder / ".failed" / "lr=2,seed=5-1" / "summary.json").exists()
+
+
+def test_progress_counts_the_runs_that_are_over_and_those_of_a_rung(sweeps):
+    (sweeps.folder / "broken").touch()
+    told, sweep = [], sweeps.sweep("train.args.lr=2,3,1")
+    sweep.run(on_progress=told.append)
+    places = [(each.done, each.total) for each in told if each.ended is not None]
+    assert places == [(1, 3), (2, 3), (3, 3)]
+    assert told[0].running == ["lr=2,seed=5"]
+    assert any(row["is_best"] for row in setting_rows(sweep.record))
+    sweep.record.points[1].status = "stopped"
+    assert not any(row["is_best"] for row in setting_rows(sweep.record))
+    (sweeps.folder / "broken").unlink()
+    told.clear()
+    sweeps.sweep("train.args.lr=2,3,1").run(on_progress=told.append)
+    assert [(each.done, each.total) for each in told if each.ended is not None] == [(3, 3)]
+    told.clear()
+    pruned = sweeps.sweep("train.args.lr=1,2", "rounds=2", prune=True, into="pruned")
+    pruned.run(on_progress=told.append)
+    places = [(each.done, each.total) for each in told if each.ended is not None]
+    assert places == [(1, 2), (2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [((0.5, 0.51, 0.9, 0.91), "no other"), ((0.5, 0.6, 0.52, 0.58), "1 other is within")],
+)
+def test_a_line_says_how_clearly_the_best_setting_is_that(sweeps, scores, words):
+    record = sweeps.sweep("train.args.lr=1,2", seeds=2).record
+    assert best_line(record) == ""
+    for point, score in zip(record.points, scores, strict=True):
+        point.status, point.score = "finished", score
+    assert words in best_line(record)
 
 
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):
@@ -127,16 +171,18 @@ def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_w
     sweep.run(parallel=2)
     left = {point.name: (point.status, point.rounds) for point in sweep.record.points}
     assert left == {
-        "lr=1,rounds=4": ("pruned", 1),
-        "lr=4,rounds=4": ("finished", 4),
-        "lr=2,rounds=4": ("pruned", 1),
-        "lr=3,rounds=4": ("pruned", 2),
+        "lr=1,rounds=4,seed=5": ("pruned", 1),
+        "lr=4,rounds=4,seed=5": ("finished", 4),
+        "lr=2,rounds=4,seed=5": ("pruned", 1),
+        "lr=3,rounds=4,seed=5": ("pruned", 2),
     }
-    assert digests(sweep)["lr=4,rounds=4"] == alone(sweeps, "alone", "train.args.lr=4", "rounds=4")
+    assert digests(sweep)["lr=4,rounds=4,seed=5"] == alone(
+        sweeps, "alone", "train.args.lr=4", "rounds=4"
+    )
     ended, again = [], sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
-    again.run(on_point=lambda _, point: ended.append(point.name))
+    again.run(on_progress=ended_into(ended))
     assert ended == []
-    assert next(row["values"] for row in setting_rows(again.record) if row["best"]) == {
+    assert next(row["values"] for row in setting_rows(again.record) if row["is_best"]) == {
         "train.args.lr": "4",
         "rounds": "4",
     }
