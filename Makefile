@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-peers against science digests clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-nvflare-table bench-peers against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -77,6 +77,9 @@ PEERS   := benchmarks/peers
 bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M and 774M (10 GiB of memory; ARGS='--only 124M-train')
 	$(BIN)/python benchmarks/gpt2.py $(ARGS)
 
+bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sites (20 GiB of memory, 45 GiB of disk; resumes)
+	$(BIN)/python benchmarks/nvflare_table.py $(ARGS)
+
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
 		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
@@ -89,4 +92,4 @@ science: $(STAMP) ## Measure what workflows, rules and privacy are worth, and wr
 	$(BIN)/python benchmarks/science.py --markdown docs/science.md $(ARGS)
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
-	rm -rf $(VENV) $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.nvflare-table $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis
