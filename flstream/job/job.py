@@ -241,9 +241,10 @@ class Job(Section):
 
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""
-        rule, codecs = self.aggregation, self.streaming.codecs
+        rule, codecs, base = self.aggregation, self.streaming.codecs, self.model.base
         named: list[tuple[str, str | None, Mapping[str, Any]]] = [
             ("model.factory", self.model.factory, self.model.args),
+            ("model.base.factory", base.factory if base else None, base.args if base else {}),
             ("train.learner", self.train.learner, {}),
             ("evaluate.learner", self.evaluate.learner, {}),
             ("aggregation.method", rule.method, rule.args),
@@ -262,6 +263,12 @@ class Job(Section):
         for key, place, args in named:
             if place is not None and ":" in place:
                 yield OwnCode(key, place, args)
+
+    def with_base(self, digest: str) -> Self:
+        """Return the job with its base built; the digest names the file, and is no key."""
+        assert self.model.base is not None
+        model = self.model.model_copy(update={"base": self.model.base.built(digest)})
+        return self.model_copy(update={"model": model})
 
     @property
     def keep_models(self) -> bool:
