@@ -215,6 +215,8 @@ class BaseSection(Section):
         if (self.hf is None) == (self.factory is None):
             given = MISSING if self.hf is None else f"given with factory = {self.factory}"
             raise RefusedValueError(Problem("hf", given, "given, or else model.base.factory"))
+        if self.args and self.factory is None:
+            raise RefusedValueError(Problem("args", "given", "left out beside model.base.hf"))
         return self
 
     @property

@@ -68,15 +68,15 @@ def held_tensors(
                 name = f"{prefix}.{key}" if prefix else key
                 if isinstance(value, torch.Tensor):
                     yield name, value, holder
-                elif holder is vars(part) and not key.startswith("_"):
-                    items = value.values() if isinstance(value, Mapping) else value
-                    if isinstance(items, list | tuple | type({}.values())) and any(
-                        isinstance(item, torch.Tensor) for item in items
-                    ):
-                        raise ModelError(
-                            f"the base's attribute {name} is a {type(value).__name__} of tensors, "
-                            "which no file keeps; register each as a buffer"
-                        )
+                    continue
+                items = list(value.values()) if isinstance(value, dict) else value
+                if value is part._parameters or value is part._buffers:
+                    continue
+                if isinstance(items, list | tuple) and any(map(torch.is_tensor, items)):
+                    raise ModelError(
+                        f"the base's attribute {name} is a {type(value).__name__} of tensors, "
+                        "which its file cannot hold; register each as a buffer"
+                    )
 
 
 def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[str, Layout]:
@@ -111,6 +111,7 @@ def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[st
         with FileSink(base_file(digest), body.layout, metadata) as sink:
             copy(body, sink)
             sink.finish()
+        base_file(digest).chmod(0o444)
     return digest, body.layout
 
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -26,6 +26,7 @@ from flstream.errors import (
     ModelError,
     ResumeRefusedError,
     SimulationError,
+    UsageError,
 )
 from flstream.job import Job
 from flstream.job.code import raised
@@ -38,11 +39,12 @@ from flstream.model.shared_base import (
     SharedBase,
     base_file,
     bases_folder,
+    held_tensors,
     is_sound,
     write_base,
 )
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.child import prepare_imports
+from flstream.simulation.child import prepare_imports, redirect_output
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import BaseReady
 from flstream.telemetry.locks import lock_file
@@ -132,9 +134,21 @@ def built_here(job: Job) -> BaseReady:
         os.close(lock)
 
 
+def build_for_node(job: Job, log: Path) -> None:
+    """Build a job's base on a node of a cluster, where it has to be the server's."""
+    redirect_output(log)
+    assert job.model.base is not None
+    own, expected = built_here(job).digest, job.model.base.digest
+    if own != expected:
+        raise ModelError(
+            f"this node builds the base {own[:_SHOWN]}, and the server {expected[:_SHOWN]}; "
+            "install the same libraries, and put the same files on all nodes"
+        )
+
+
 def _ready(digest: str, layout: Layout) -> BaseReady:
-    count = sum(not spec.name.startswith(PADDING) for spec in layout.tensors)
-    return BaseReady(digest=digest, bytes=layout.nbytes, tensors=count)
+    sizes = [spec.nbytes for spec in layout.tensors if not spec.name.startswith(PADDING)]
+    return BaseReady(digest=digest, bytes=sum(sizes), tensors=len(sizes))
 
 
 def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
@@ -142,6 +156,8 @@ def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     seed_everything(seed)
     try:
         module = _whole(section)
+    except UsageError as error:
+        raise UsageError(f"model.base.factory {error}") from error
     except FlstreamError:
         raise
     except Exception as error:  # of the user's factory, or on weights that do not load
@@ -177,17 +193,42 @@ def _whole(section: BaseSection) -> torch.nn.Module:
         assert isinstance(module, torch.nn.Module)
         return module
     module = made_module(section)
-    if dtype is not None:
-        # Buffers that no state dict has, such as frequencies, need their precision.
-        kept = [
-            (part, name, part._buffers[name])
-            for part in module.modules()
-            for name in part._non_persistent_buffers_set
-        ]
-        module.to(dtype)
-        for part, name, buffer in kept:
-            part._buffers[name] = buffer
+    _cast(module, dtype)
     return module
+
+
+def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
+    """Cast a module to a dtype; None leaves it as it is."""
+    if dtype is None:
+        return
+    # Buffers that no state dict has, such as frequencies, need their precision.
+    kept = [
+        (part, name, part._buffers[name])
+        for part in module.modules()
+        for name in part._non_persistent_buffers_set
+    ]
+    module.to(dtype)
+    for part, name, buffer in kept:
+        part._buffers[name] = buffer
+
+
+def base_bytes(section: BaseSection | None) -> int:
+    """Return the bytes that a base will have, without building it; 0 without one.
+
+    Raises:
+        ModelError: It cannot be built.
+    """
+    import torch
+
+    if section is None:
+        return 0
+    module: Any = meta_module(section, described(section))
+    own = None if section.hf is None else module.config.dtype
+    _cast(module, own if section.dtype is None else getattr(torch, section.dtype))
+    sizes = {
+        tensor.untyped_storage()._cdata: tensor.nbytes for _, tensor, _ in held_tensors(module)
+    }
+    return sum(sizes.values())
 
 
 def _key(section: BaseSection, seed: int) -> str:
