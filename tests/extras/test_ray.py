@@ -17,7 +17,7 @@ BITS = {
     "digits": (JOBS / "digits", ["rounds=3"]),
     "exchange": (JOBS / "exchange", ["rounds=2"]),
     "command": (JOBS / "exchange", ["rounds=2", "model.args.size=4MiB", "train.command=python"]),
-    "gpt2": (JOBS / "gpt2", ["rounds=2", "train.args.max_steps=2", "model.args.peft=lora"]),
+    "gpt2": (JOBS / "gpt2" / "lora.conf", ["rounds=2", "train.args.max_steps=2"]),
     "swarm": (JOBS / "digits", ["rounds=3", "workflow.type=swarm"]),
 }
 
