@@ -69,7 +69,7 @@ class NodeHost:
         self._host.begin()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
-        if job.model.base is not None:  # which the node's workers map
+        if job.base is not None:  # which the node's workers map
             log = run.log(f"base-builder-{name}")
             builder = self._host.start(log.stem, _BASE_BUILDER, job.moved(Path(copy)), log)
             if builder.exit_code(_BASE_SECONDS) != 0:

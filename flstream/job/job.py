@@ -29,6 +29,7 @@ from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
     CODE_KEYS,
     AggregationSection,
+    BaseSection,
     CheckpointsSection,
     ClientsSection,
     EngineSection,
@@ -244,7 +245,7 @@ class Job(Section):
         rule, codecs, base = self.aggregation, self.streaming.codecs, self.model.base
         named: list[tuple[str, str | None, Mapping[str, Any]]] = [
             ("model.factory", self.model.factory, self.model.args),
-            ("model.base.factory", base.factory if base else None, base.args if base else {}),
+            ("model.base.factory", base.factory, base.args),
             ("train.learner", self.train.learner, {}),
             ("evaluate.learner", self.evaluate.learner, {}),
             ("aggregation.method", rule.method, rule.args),
@@ -264,9 +265,13 @@ class Job(Section):
             if place is not None and ":" in place:
                 yield OwnCode(key, place, args)
 
+    @property
+    def base(self) -> BaseSection | None:
+        """The base that all sites share; None without one."""
+        return self.model.base if self.model.base.is_on else None
+
     def with_base(self, digest: str) -> Self:
         """Return the job with its base built; the digest names the file, and is no key."""
-        assert self.model.base is not None
         model = self.model.model_copy(update={"base": self.model.base.built(digest)})
         return self.model_copy(update={"model": model})
 

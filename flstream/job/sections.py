@@ -173,8 +173,8 @@ def _hf_place(place: str, info: ValidationInfo) -> str:
 class BaseSection(Section):
     """The frozen part of the sites' models, in one file that all processes of a machine map.
 
-    `flare.base_model()` returns it as a module; docs/large-models.md says how. The text
-    `base = "module:callable"` is `base { factory = "module:callable" }`.
+    `flare.base_model()` returns it as a module ([how](../large-models.md#one-base-for-all-sites)).
+    `base = "module:callable"` is short for `base { factory = "module:callable" }`.
     """
 
     hf: (
@@ -191,14 +191,14 @@ class BaseSection(Section):
     """
 
     factory: Factory | None = None
-    """The callable that builds it: `module:callable` or `path/to/file.py:callable`.
+    """The callable that builds the base: `module:callable` or `path/to/file.py:callable`.
 
     It returns a torch module, or a tuple that begins with one. It is called with its weights when a
     run starts or resumes, and on torch's meta device by each `flare.base_model()`.
     """
 
     args: FreeArgs = Field(default_factory=dict)
-    """Keyword arguments of the factory, as written."""
+    """Keyword arguments of the base's factory, as written."""
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """The dtype of floating-point parameters and saved buffers; null leaves them as they are."""
@@ -208,16 +208,25 @@ class BaseSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_factory_alone(cls, value: Any) -> Any:
-        return {"factory": value} if isinstance(value, str) else value
+        return {"factory": value} if isinstance(value, str) else {} if value is None else value
 
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
-        if (self.hf is None) == (self.factory is None):
-            given = MISSING if self.hf is None else f"given with factory = {self.factory}"
-            raise RefusedValueError(Problem("hf", given, "given, or else model.base.factory"))
+        if self.hf is not None and self.factory is not None:
+            given = f"given with factory = {self.factory}"
+            raise RefusedValueError(Problem("hf", given, "left out, or else the factory"))
         if self.args and self.factory is None:
-            raise RefusedValueError(Problem("args", "given", "left out beside model.base.hf"))
+            allowed = "left out without model.base.factory"
+            raise RefusedValueError(Problem("args", "given", allowed))
+        if self.dtype is not None and not self.is_on:
+            allowed = "left out without model.base.hf or model.base.factory"
+            raise RefusedValueError(Problem("dtype", "given", allowed))
         return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a base."""
+        return self.hf is not None or self.factory is not None
 
     @property
     def digest(self) -> str:
@@ -261,7 +270,7 @@ class ModelSection(Section):
     as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
     """
 
-    base: BaseSection | None = None
+    base: BaseSection = BaseSection()
 
     @model_validator(mode="after")
     def _has_weights(self) -> Self:

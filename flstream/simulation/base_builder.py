@@ -103,7 +103,7 @@ def build_base(
 
 def built_here(job: Job) -> BaseReady:
     """Build a job's base in this process, unless its file is there."""
-    section = job.model.base
+    section = job.base
     assert section is not None
     prepare_imports(job.train.alias, job.folder)
     folder = bases_folder()
@@ -137,8 +137,8 @@ def built_here(job: Job) -> BaseReady:
 def build_for_node(job: Job, log: Path) -> None:
     """Build a job's base on a node of a cluster, where it has to be the server's."""
     redirect_output(log)
-    assert job.model.base is not None
-    own, expected = built_here(job).digest, job.model.base.digest
+    assert job.base is not None
+    own, expected = built_here(job).digest, job.base.digest
     if own != expected:
         raise ModelError(
             f"this node builds the base {own[:_SHOWN]}, and the server {expected[:_SHOWN]}; "

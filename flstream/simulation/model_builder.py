@@ -66,7 +66,7 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
-    prepare_imports(job.train.alias, job.folder, job.model.base)
+    prepare_imports(job.train.alias, job.folder, job.base)
     metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
     source, order, result = _initial(job.model, job.seed)
     check_base()

@@ -101,7 +101,7 @@ def probe(job: Job, host: ProcessHost) -> Probe:
 
 
 def _probed(job: Job) -> Probe:
-    prepare_imports(job.train.alias, job.folder, job.model.base)
+    prepare_imports(job.train.alias, job.folder, job.base)
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
@@ -110,7 +110,7 @@ def _probed(job: Job) -> Probe:
         if section.learner is not None:
             _check_learner(job, name, section.learner, section.args)
     layout, differences = initial_layout(job.model, job.seed)
-    base = base_bytes(job.model.base)
+    base = base_bytes(job.base)
     return Probe(layout.plain_header[8:], imports, differences, base)
 
 

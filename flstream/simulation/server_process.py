@@ -189,7 +189,7 @@ def _run(
         with ExitStack() as stack:
             try:
                 programs = outline_programs(job)
-                if job.model.base is not None:
+                if job.base is not None:
                     before = None if resume is None else resume.base
                     base = build_base(job, run, host, abort, note_started, before)
                     job = job.with_base(base.digest)

@@ -292,7 +292,7 @@ def test_mistakes_are_sentences(jobs, tmp_path):
         jobs.run(script(), "model.base=model:HERE", model=MODEL)
     for value, flaw in (
         ("{hf=/nowhere}", "there is no folder /nowhere"),
-        ("{}", "model.base.hf: missing"),
+        ("{dtype=float16}", "model.base.dtype: given; must be left out without"),
         ("{hf=some/name, factory=model:base}", "given with factory"),
         ("{hf=some/name, args={size=1}}", "model.base.args"),
     ):

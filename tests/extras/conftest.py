@@ -1,7 +1,6 @@
 """Tests of what needs the extras; ``make test-extras`` runs them."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,21 +27,13 @@ os.environ |= {
 
 # What takes 15 s of a core, once for all runs: the imports of that file from these libraries.
 LIBRARY_IMPORTS = HERE / "library_imports.py"
-# For bases of models; what this process starts itself, such as a browser, keeps its own.
-CACHE = tempfile.TemporaryDirectory(prefix="flstream-cache-")
 PRELOADED = "transformers,lightning,pytorch_lightning,peft,trl"
 
 
 # As for each job, also where a test's own process is the first: threads outlive no fork.
 _HOST = SharedHost(
     LIBRARY_IMPORTS,
-    **{
-        PRELOAD: PRELOADED,
-        **QUIET_ARROW,
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "XDG_CACHE_HOME": CACHE.name,
-    },
+    **{PRELOAD: PRELOADED, **QUIET_ARROW, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
 )
 
 

@@ -48,7 +48,8 @@ def digest(run):
 
 def local(job, run, *options):
     line = [sys.executable, "-m", "flstream", "simulate", str(job), "-q", "--run-dir", str(run)]
-    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
+    env = {**os.environ, "XDG_CACHE_HOME": str(run.parent)}  # for the base of gpt2
+    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
 
 
