@@ -71,13 +71,19 @@ def base_model() -> torch.nn.Module:
 
 
 def check_base() -> None:
-    """Refuse what this process's code has written to the base, and undo it.
+    """Refuse a base that this process's code has written to.
 
     Raises:
         ClientError: A tensor was written to; the message names it.
     """
     if _mapped is not None and _section is not None and _section.digest == _mapped[0]:
         _mapped[1].check()
+
+
+def restore_base() -> None:
+    """Undo what this process's code has written to the base."""
+    if _mapped is not None:
+        _mapped[1].restore()
 
 
 def _shared_base(digest: str) -> SharedBase:
@@ -188,13 +194,13 @@ def hf_class(name: str) -> Any:
     """Return the class of transformers for an architecture."""
     import transformers
 
-    found = getattr(transformers, name, None)
-    if found is None:
+    architecture = getattr(transformers, name, None)
+    if architecture is None:
         raise ModelError(
             f"model.base.hf: transformers {transformers.__version__} has no architecture {name!r}, "
             "which config.json names; load it by a factory, model.base.factory"
         )
-    return found
+    return architecture
 
 
 def hf_folder(section: BaseSection) -> str:

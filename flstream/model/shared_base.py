@@ -5,15 +5,17 @@ no state dict has, too) and plain attributes. Each begins at a multiple of 64 by
 padding between, so that none has to be copied out of the mapping.
 
 The mapping is private, of a file that is opened to be read: writing to it changes neither the file
-nor another process's tensors. What was written is found, named and undone by
+nor another process's tensors. What was written is found and named by
 :meth:`SharedBase.check`. With a mapping without the right to write, the process would be killed by
 a signal instead, and nobody would know by which parameter.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
 from flstream.model.tensor_view import TensorView
 from flstream.model.ties import distinct_views
+from flstream.telemetry.locks import lock_file
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +53,30 @@ def bases_folder() -> Path:
 def base_file(digest: str) -> Path:
     """Return the path of a base's file."""
     return bases_folder() / f"{digest}.safetensors"
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Hold the lock of a name in the folder of bases until the end of the block.
+
+    Raises:
+        CheckpointError: The folder cannot be written.
+    """
+    folder = bases_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    try:
+        if not lock_file(lock):
+            print("flstream: waits for another run that builds this base", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def held_tensors(
@@ -107,11 +134,12 @@ def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[st
             stop += gap
     body = MemoryBody(Layout(specs, ties), tensors, views)
     digest = _digest(body, metadata)
-    if not is_sound(digest):
-        with FileSink(base_file(digest), body.layout, metadata) as sink:
-            copy(body, sink)
-            sink.finish()
-        base_file(digest).chmod(0o444)
+    with locked(digest):
+        if not is_sound(digest):
+            with FileSink(base_file(digest), body.layout, metadata) as sink:
+                copy(body, sink)
+                sink.finish()
+            base_file(digest).chmod(0o444)
     return digest, body.layout
 
 
@@ -182,8 +210,13 @@ class SharedBase:
                 value = frozen.setdefault(id(value), Parameter(value, requires_grad=False))
             holder[name.rpartition(".")[2]] = value
 
+    def restore(self) -> None:
+        """Give the tensors the file's values again."""
+        self._mapped.restore()
+        self._note_versions()
+
     def check(self) -> None:
-        """Undo what was written to the base, and refuse it.
+        """Refuse a base that this process has written to.
 
         Raises:
             ClientError: A tensor was written to; the message names it.
@@ -192,8 +225,6 @@ class SharedBase:
         written = names[0] if names else self._written_otherwise()
         if written is None:
             return
-        self._mapped.restore()
-        self._note_versions()
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise ClientError(
             f"the code has written to {written!r}{more} of the base, which all sites share "

@@ -8,7 +8,6 @@ tells a change.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
 from flstream.errors import (
-    CheckpointError,
     FlstreamError,
     ModelError,
     ResumeRefusedError,
@@ -41,13 +39,13 @@ from flstream.model.shared_base import (
     bases_folder,
     held_tensors,
     is_sound,
+    locked,
     write_base,
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import prepare_imports, redirect_output
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import BaseReady
-from flstream.telemetry.locks import lock_file
 from flstream.transport.channel import AbortSignal
 
 if TYPE_CHECKING:
@@ -106,20 +104,9 @@ def built_here(job: Job) -> BaseReady:
     section = job.base
     assert section is not None
     prepare_imports(job.train.alias, job.folder)
-    folder = bases_folder()
     key = _key(section, job.seed)
-    link = folder / f"hf-{key}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be written: {error.strerror}; set XDG_CACHE_HOME to a folder that can"
-        ) from error
-    try:
-        if not lock_file(lock):
-            print("flstream: waits for another run that builds this base", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    link = bases_folder() / f"hf-{key}"
+    with locked(key):
         digest = os.readlink(link).removesuffix(".safetensors") if link.is_symlink() else ""
         if digest and is_sound(digest):
             return _ready(digest, FileSource(base_file(digest)).layout)
@@ -130,8 +117,6 @@ def built_here(job: Job) -> BaseReady:
             temporary.symlink_to(base_file(digest).name)
             temporary.replace(link)
         return _ready(digest, layout)
-    finally:
-        os.close(lock)
 
 
 def build_for_node(job: Job, log: Path) -> None:

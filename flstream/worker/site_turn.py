@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from flstream.client.base import check_base
+from flstream.client.base import check_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
@@ -133,8 +133,7 @@ class SiteTurn(TaskTurn):
         site = self._current()
         self.site = None
         self._release()
-        with suppress(ClientError):  # the site has failed, and the next one is to have it whole
-            check_base()
+        restore_base()  # for the next site
         self._worker.send(Failed(site.name, self._model.task.effect, *failure))
         with suppress(OSError):  # leftovers are removed before the site trains again
             self._state.discard()
