@@ -1,6 +1,7 @@
 """One base for all sites: same bits as one of each site's own, built once, and never written to."""
 
 import re
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -312,3 +313,21 @@ def test_a_module_that_differs_on_the_meta_device_is_refused(tmp_path):
     (tmp_path / "m.py").write_text("def number():\n    return 3\n")
     with pytest.raises(ModelError, match="returned a int"):
         meta_module(BaseSection(factory=f"{tmp_path}/m.py:number"), {})
+
+
+def test_a_node_of_a_cluster_builds_the_servers_base_or_none(jobs_of_their_own, tmp_path):
+    jobs, log = jobs_of_their_own, tmp_path / "builder.log"
+    job = jobs.make(script(), BASE, model=MODEL)
+    digest = jobs.run(script(), BASE, QUIET, model=MODEL).summary.model.base_digest
+    shutil.rmtree(bases_folder())
+    target = "flstream.simulation.base_builder:build_for_node"
+    with ProcessHost.of(job) as host:
+        codes = [
+            host.start("builder", target, job.with_base(expected), log).exit_code(60.0)
+            for expected in (digest, "0" * 32)
+        ]
+    assert codes == [0, 1]
+    assert base_file(digest).exists()
+    assert (
+        f"this node builds the base {digest[:12]}, and the server 000000000000" in log.read_text()
+    )
