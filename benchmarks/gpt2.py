@@ -26,7 +26,7 @@ while flare.is_running():
 KINDS = {
     "exchange": ("train.script={folder}/pass_on.py", "tracking.type=null", "train.preload=[]"),
     "train": ("train.args.max_steps=1",),
-    "lora": ("train.args.max_steps=1", "model.args.peft=lora", "model.args.lora_r=8"),
+    "lora": ("train.args.max_steps=1", "model.args.lora_r=8"),
 }
 """Settings of each kind of run."""
 
@@ -37,7 +37,8 @@ def measured(folder: Path, scale: int, size: str, kind: str) -> Iterator[Row]:
     settings = [setting.format(folder=folder.absolute()) for setting in KINDS[kind]]
     size = size if scale == 1 else "tiny"
     settings += ["rounds=2", f"model.args.size={size}", "workflow.args.evaluate_every=0"]
-    summary = run(JOBS / "gpt2", folder, *settings).summary
+    job = JOBS / "gpt2" / ("lora.conf" if kind == "lora" else "job.conf")
+    summary = run(job, folder, *settings).summary
     memory, transfer, last = summary.memory, summary.transfer, summary.rounds[-1]
     model, what = summary.model.bytes, f"{size}, {kind}"
     client = max(process.over_idle for process in memory.clients.values())

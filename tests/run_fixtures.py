@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,6 +51,11 @@ A test overrides it with the fixture ``processes``.
 """
 
 
+# For bases of models; what a test starts itself, such as a browser, keeps its own.
+_CACHE = tempfile.TemporaryDirectory(prefix="flstream-cache-")
+atexit.register(_CACHE.cleanup)
+
+
 class Run(NamedTuple):
     """The summary of a run, and its directory."""
 
@@ -66,7 +73,7 @@ class SharedHost(ProcessHost):
     """
 
     def __init__(self, imports: Path = COMMON_IMPORTS, **variables: str) -> None:
-        super().__init__({SOURCE: str(imports), **variables})
+        super().__init__({SOURCE: str(imports), "XDG_CACHE_HOME": _CACHE.name, **variables})
 
     def prepare(self, variables: Mapping[str, str]) -> None:
         """Keep to the variables of the first job, and to the imports of this host."""

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.base import base_model
 from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.file_model import edit
@@ -50,6 +51,7 @@ __all__ = [
     "ParamsType",
     "ScaffoldControl",
     "SiteContext",
+    "base_model",
     "clear",
     "device",
     "edit",

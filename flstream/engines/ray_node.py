@@ -32,6 +32,9 @@ _IMPORT_SECONDS = 120.0
 _ORPHANED_SECONDS = 8.0
 # Libraries whose versions decide bits, and flstream, whose messages have to agree.
 _EQUAL = ("flstream", "python", "torch", "numpy")
+_BASE_BUILDER = "flstream.simulation.base_builder:build_for_node"
+# Seconds for the base to be built or read.
+_BASE_SECONDS = 3600.0
 _WORKER = "flstream.simulation.worker_process:node_worker"
 
 
@@ -66,6 +69,11 @@ class NodeHost:
         self._host.begin()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
+        if job.base is not None:  # which the node's workers map
+            log = run.log(f"base-builder-{name}")
+            builder = self._host.start(log.stem, _BASE_BUILDER, job.moved(Path(copy)), log)
+            if builder.exit_code(_BASE_SECONDS) != 0:
+                raise SimulationError(f"it cannot build the base (model.base); see {log.name}")
         self._sampler.__enter__()
         self._sampler.watch(f"{name}/actor", os.getpid())
         self._sampler.watch(f"{name}/{FORK_SERVER}", self._host.fork_server_pid or 0)

@@ -29,6 +29,7 @@ from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
     CODE_KEYS,
     AggregationSection,
+    BaseSection,
     CheckpointsSection,
     ClientsSection,
     EngineSection,
@@ -241,9 +242,10 @@ class Job(Section):
 
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""
-        rule, codecs = self.aggregation, self.streaming.codecs
+        rule, codecs, base = self.aggregation, self.streaming.codecs, self.model.base
         named: list[tuple[str, str | None, Mapping[str, Any]]] = [
             ("model.factory", self.model.factory, self.model.args),
+            ("model.base.factory", base.factory, base.args),
             ("train.learner", self.train.learner, {}),
             ("evaluate.learner", self.evaluate.learner, {}),
             ("aggregation.method", rule.method, rule.args),
@@ -262,6 +264,16 @@ class Job(Section):
         for key, place, args in named:
             if place is not None and ":" in place:
                 yield OwnCode(key, place, args)
+
+    @property
+    def base(self) -> BaseSection | None:
+        """The base that all sites share; None without one."""
+        return self.model.base if self.model.base.is_on else None
+
+    def with_base(self, digest: str) -> Self:
+        """Return the job with its base built; the digest names the file, and is no key."""
+        model = self.model.model_copy(update={"base": self.model.base.built(digest)})
+        return self.model_copy(update={"model": model})
 
     @property
     def keep_models(self) -> bool:

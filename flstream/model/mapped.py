@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 # Where torch's allocator begins tensors. Libraries of linear algebra take other paths for other
 # addresses, whose sums differ in the last bit: so do products with one row, 8 bytes off.
 _ALIGNMENT = 64
+# An entry of the kernel's table of a process's pages, and its bits: the page is in memory or in
+# swap; it is a page of a file, and no private copy.
+_PAGE = np.dtype(np.uint64)
+_IN_USE, _OF_A_FILE = np.uint64(0b11 << 62), np.uint64(1 << 61)
 
 
 class MappedModel:
@@ -68,6 +72,7 @@ class MappedModel:
                 f"a model of {format_bytes(self.layout.nbytes)} cannot be mapped: {error}; set "
                 "streaming.mode = pull, or allow the process more memory"
             ) from error
+        self._memory = memory
         # Tensors made of this array keep it alive, and it the mapping.
         self._bytes = np.frombuffer(memory, np.uint8)
         self._address = int(self._bytes.ctypes.data)
@@ -96,6 +101,25 @@ class MappedModel:
                 tensor = tensor.copy() if framework == "numpy" else tensor.clone()
             tensors[spec.name] = tensor
         return tensors | {alias: tensors[name] for alias, name in self.layout.aliases.items()}
+
+    def written_page(self) -> tuple[int, int] | None:
+        """Return the range in the body of the first written page; None if unknown, or none is.
+
+        The kernel has an entry for each page, which takes 1 ms for 128 MiB.
+        """
+        pages = -(-len(self._bytes) // mmap.PAGESIZE)
+        with suppress(OSError), open("/proc/self/pagemap", "rb", buffering=0) as file:
+            file.seek(self._address // mmap.PAGESIZE * _PAGE.itemsize)
+            entries = np.frombuffer(file.read(pages * _PAGE.itemsize), _PAGE)
+            own = np.flatnonzero((entries & _IN_USE != 0) & (entries & _OF_A_FILE == 0))
+            if len(own):
+                start = int(own[0]) * mmap.PAGESIZE - self._body
+                return max(start, 0), min(start + mmap.PAGESIZE, self.layout.nbytes)
+        return None
+
+    def restore(self) -> None:
+        """Drop the written pages: the tensors have the file's values again."""
+        self._memory.madvise(mmap.MADV_DONTNEED)
 
     def written_bytes(self) -> int:
         """Return the written, and so copied, bytes of the mapping; 0 if unknown."""

@@ -71,6 +71,8 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
+    if need.base_bytes:
+        yield "base", f"{size(need.base_bytes)}, mapped once by all workers of a machine"
     moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:

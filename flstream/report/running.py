@@ -202,6 +202,9 @@ def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
         yield "ended early", Text(printable(summary.ended_early))
     if summary.benched:
         yield "asked no more", Text(brief_names(summary.benched, 8))
+    if summary.model.base_bytes:
+        digest = str(summary.model.base_digest)[:12]
+        yield "base", Text(f"{format_bytes(summary.model.base_bytes)}, digest {digest}")
     if summary.status == "finished":
         yield "model", _path(run.final_model)
     elif summary.model.bytes:

@@ -15,6 +15,7 @@ from flstream.runs.site_scores import Columns, packed
 from flstream.telemetry.events import (
     EVALUATOR,
     AnyEvent,
+    BaseReady,
     EffectDone,
     EndedEarly,
     Evaluated,
@@ -155,6 +156,7 @@ class History:
         model_bytes: Bytes of the model's body.
         model_tensors: Number of its tensors.
         digest: Digest of the newest durable model; empty without one.
+        base: The base that all sites share; None without one.
         models: Models, oldest first; the initial one is version 0.
         rounds: Rounds that came to their end, in order, from round 1.
         scores: Metrics of the last evaluation of each round, in order.
@@ -182,6 +184,7 @@ class History:
         self.ended_early: str | None = None
         self.model_bytes = self.model_tensors = 0
         self.digest = ""
+        self.base: BaseReady | None = None
         self.models: list[ModelRecord] = []
         self.rounds: list[RoundRecord] = []
         self.scores: dict[int, Metrics] = {}
@@ -255,6 +258,8 @@ class History:
                 self._ask(event)
             case SitePhaseChanged():
                 self._change_phase(event)
+            case BaseReady():
+                self.base = event
             case ModelReady() if not self.models:
                 self.model_bytes, self.model_tensors = event.bytes, event.tensors
                 self._add_model(ModelRecord(0, 0, 0, event.digest))

@@ -21,8 +21,9 @@ from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 
 # Keys and sections, besides rounds, whose value may change on resume. They do not affect a
-# model's bits, and a run whose disk is full may have no other way to go on.
-_FREE = ("checkpoints.keep", "tracking.", "engine.")
+# model's bits, and a run whose disk is full may have no other way to go on. What model.base.hf
+# gives is compared by its digest.
+_FREE = ("checkpoints.keep", "model.base.hf", "tracking.", "engine.")
 # The path of a file with code, before the name in it. Files are compared by contents.
 _FILE = re.compile(r'"/[^"]*\.py:')
 _READ_BYTES = 1 << 20

@@ -48,6 +48,7 @@ class ResumePoint(NamedTuple):
         records: The effects that are kept, in order.
         resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
         until: Time at which the last sitting ended.
+        base: Digest of the base that the sites have trained on; None without one.
     """
 
     round: int | None
@@ -61,6 +62,7 @@ class ResumePoint(NamedTuple):
     records: Sequence[EffectDone] = ()
     resumes: Sequence[RunResumed] = ()
     until: float = 0.0
+    base: str | None = None
 
 
 def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> ResumePoint | None:
@@ -140,6 +142,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         records=effects,
         resumes=[event for place, event in content.resumes if place > end],
         until=history.sittings[-1][1],
+        base=history.base.digest if history.base and models else None,
     )
 
 

@@ -28,11 +28,15 @@ class ModelSummary(msgspec.Struct):
         tensors: Number of its tensors.
         digest: Digest of its bytes, 32 hexadecimal digits: models with equal digests are equal, bit
             for bit. Empty before the first model is on disk.
+        base_bytes: Bytes of the base that all sites share (``model.base``); absent without one.
+        base_digest: Digest of the base.
     """
 
     bytes: int = 0
     tensors: int = 0
     digest: str = ""
+    base_bytes: int | UnsetType = UNSET
+    base_digest: str | UnsetType = UNSET
 
 
 class BestSummary(msgspec.Struct):
@@ -229,7 +233,13 @@ def summarize(history: History) -> Summary:
         rounds_completed=len(history.rounds),
         ended_early=history.ended_early,
         clients=facts.clients,
-        model=ModelSummary(history.model_bytes, history.model_tensors, history.digest),
+        model=ModelSummary(
+            history.model_bytes,
+            history.model_tensors,
+            history.digest,
+            UNSET if history.base is None else history.base.bytes,
+            UNSET if history.base is None else history.base.digest,
+        ),
         metrics=_metrics(history),
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate=_scorer(history),

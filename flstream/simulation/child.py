@@ -18,9 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from flstream.client.base import enter_base
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError
 from flstream.job.code import make_importable
+from flstream.job.sections import BaseSection
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
 from flstream.worker.alias import install as install_alias
@@ -55,8 +57,9 @@ def refuse_breakpoints(site: str) -> None:
         sys.breakpointhook = refuse
 
 
-def prepare_imports(alias: str | None, folder: str | Path) -> None:
-    """Make the job's folder importable, and install names for other packages."""
+def prepare_imports(alias: str | None, folder: str | Path, base: BaseSection | None = None) -> None:
+    """Make the job's folder and base available, and install names for other packages."""
+    enter_base(base)
     if alias is not None:
         install_alias()
     make_importable(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +69,7 @@ class Forecast:
         disk_bytes: Peak size of all files together.
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
+        base_bytes: Size of the base that the sites share; 0 without one.
     """
 
     imports: Imports
@@ -84,6 +85,11 @@ class Forecast:
     disk_bytes: int
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
+    base_bytes: int = 0
+
+    def with_base(self, nbytes: int) -> Forecast:
+        """Return the forecast with a base of so many bytes, which is in memory once."""
+        return replace(self, base_bytes=nbytes, total_bytes=self.total_bytes + nbytes)
 
 
 class Available(NamedTuple):

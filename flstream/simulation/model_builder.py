@@ -13,6 +13,7 @@ from typing import Any
 
 import flstream
 from flstream.aggregation.ahead import WriteBehind
+from flstream.client.base import check_base, restore_base
 from flstream.client.seeding import seed_everything
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
@@ -65,9 +66,13 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
-    prepare_imports(job.train.alias, job.folder)
+    prepare_imports(job.train.alias, job.folder, job.base)
     metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
     source, order, result = _initial(job.model, job.seed)
+    try:
+        check_base()
+    finally:
+        restore_base()  # inline, sites have the same mapping
     layout = source.layout
     if not layout.tensors:
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")

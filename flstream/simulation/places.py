@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
+from flstream.client.base import enter_base, present_base
 from flstream.client.session import enter, present
 from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
@@ -79,6 +80,7 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
         (lambda: list(sys.path), partial(sys.path.__setitem__, slice(None))),
         (lambda: list(sys.meta_path), partial(sys.meta_path.__setitem__, slice(None))),
         (present, enter),
+        (present_base, enter_base),
         (lambda: exchange_imported({}), exchange_imported),
     )
 

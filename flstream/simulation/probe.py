@@ -26,6 +26,7 @@ from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
 from flstream.model.layout import Layout, parse_header
+from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.child import prepare_imports
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Forecast, Imports, forecast
@@ -42,11 +43,13 @@ class Probe(msgspec.Struct, frozen=True):
         header: Header of its initial model's layout.
         imports: Memory of what its processes import.
         differences: Sentence on tensors that its file of weights and its model do not share.
+        base_bytes: Size of the base that its sites share; 0 without one.
     """
 
     header: bytes
     imports: Imports
     differences: str
+    base_bytes: int = 0
 
     @property
     def layout(self) -> Layout:
@@ -71,7 +74,8 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
             measured = probe(job, host)
             programs = [] if problems else outline_programs(job, host)
         if not problems:
-            return measured, forecast(job, measured.layout, measured.imports, programs)
+            need = forecast(job, measured.layout, measured.imports, programs)
+            return measured, need.with_base(measured.base_bytes)
     except FlstreamError as error:
         problems.append(Problem("", str(error)))
     raise JobError(path.absolute(), problems)
@@ -97,7 +101,7 @@ def probe(job: Job, host: ProcessHost) -> Probe:
 
 
 def _probed(job: Job) -> Probe:
-    prepare_imports(job.train.alias, job.folder)
+    prepare_imports(job.train.alias, job.folder, job.base)
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
@@ -106,7 +110,8 @@ def _probed(job: Job) -> Probe:
         if section.learner is not None:
             _check_learner(job, name, section.learner, section.args)
     layout, differences = initial_layout(job.model, job.seed)
-    return Probe(layout.plain_header[8:], imports, differences)
+    base = base_bytes(job.base)
+    return Probe(layout.plain_header[8:], imports, differences, base)
 
 
 def _private_bytes() -> int:

@@ -50,7 +50,7 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         return _leave(folder, 0, CodeFailure(_TWICE))
     end_with_peer(worker)
     abandon_in_children(worker.close)
-    prepare_imports(info.alias, info.job_folder)
+    prepare_imports(info.alias, info.job_folder, info.base)
     have_fork_as_default()
     sys.path.insert(0, str(script.parent))
     ranks = RankStore(folder, place, _peer(worker))

@@ -39,6 +39,7 @@ from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
+from flstream.simulation.base_builder import build_base
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.model_builder import BUILDER, await_built, start_builder
@@ -188,6 +189,12 @@ def _run(
         with ExitStack() as stack:
             try:
                 programs = outline_programs(job)
+                if job.base is not None:
+                    before = None if resume is None else resume.base
+                    base = build_base(job, run, host, abort, note_started, before)
+                    job = job.with_base(base.digest)
+                    if before is None:
+                        reporter.emit(base)
                 engine, job = _engine(job, run, host, note_started, reporter.emit, abort)
             except UsageError as error:
                 return RunRefused(error=str(error))

@@ -112,6 +112,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         filters_down=job.filters.down,
         codecs_up=job.streaming.codecs.of_updates,
         codecs_down=job.streaming.codecs.of_models,
+        base=job.base,
         links=job.network.links([name] if is_own else job.clients.site_names, job.seed),
     )
 
@@ -124,7 +125,7 @@ def worker_main(
     try:
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
         logs = SiteLogs(own, run.site_log)
-        prepare_imports(info.alias, info.job_folder)
+        prepare_imports(info.alias, info.job_folder, info.base)
         refuse_breakpoints(info.site or "SITE")
         if info.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA

@@ -181,6 +181,14 @@ class ModelReady(Event, tag="model_ready"):
     digest: str
 
 
+class BaseReady(Event, tag="base_ready"):
+    """The base that all sites share is in its file (``model.base``)."""
+
+    bytes: int
+    tensors: int
+    digest: str
+
+
 class RoundStarted(Event, tag="round_started"):
     """Sites were asked to train; a round has one such event for each request."""
 

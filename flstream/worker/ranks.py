@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import psutil
 
+from flstream.client.base import check_base
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import SiteContext
 from flstream.client.ranks import RankPlace
@@ -148,6 +149,7 @@ class RankTurn(TaskTurn):
 
     def answer(self, model: FLModel) -> None:
         """End this rank's part of the task; rank 0 alone answers it."""
+        check_base()
         self.site, self.before_keeping = None, {}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from flstream.client.base import check_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
@@ -111,6 +112,7 @@ class SiteTurn(TaskTurn):
         if self.kind != SUBMIT_MODEL:
             halt_at("training" if self.kind == "train" else "evaluation")
         model.check()
+        check_base()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
         answer = self._reported(model, site)
@@ -131,6 +133,7 @@ class SiteTurn(TaskTurn):
         site = self._current()
         self.site = None
         self._release()
+        restore_base()  # for the next site
         self._worker.send(Failed(site.name, self._model.task.effect, *failure))
         with suppress(OSError):  # leftovers are removed before the site trains again
             self._state.discard()

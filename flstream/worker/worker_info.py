@@ -13,6 +13,7 @@ from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSection
 from flstream.job.link import NetworkLink
+from flstream.job.sections import BaseSection
 from flstream.model.memory import Framework
 from flstream.streaming.settings import StreamSettings
 from flstream.worker.messages import SiteTask, Task
@@ -46,6 +47,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         codecs_up: Codecs of updates.
         codecs_down: Codecs of received models.
         links: Emulated links of its sites by name; empty where none are emulated.
+        base: The base of the sites' models; None without one.
     """
 
     name: str
@@ -71,6 +73,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     codecs_up: CodecPlan = CodecPlan()
     codecs_down: CodecPlan = CodecPlan()
     links: dict[str, NetworkLink] = {}
+    base: BaseSection | None = None
 
     def context(self, task: Task, site: SiteTask, state_dir: Callable[[], Path]) -> SiteContext:
         """Return a site's part of a task as training code sees it.

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+import flstream.client as flare
+
 SIZES = {
     "tiny": {"n_layer": 2, "n_head": 4, "n_embd": 128, "n_positions": 256, "vocab_size": 257},
     "124M": {"n_layer": 12, "n_head": 12, "n_embd": 768},
@@ -12,32 +14,34 @@ SIZES = {
 
 
 def get_model(size: str = "tiny", peft: str | None = None, lora_r: int = 8):
-    """The model and its tokenizer; with peft = "lora", an adapter of this rank around the model."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+    """The model and its tokenizer; with peft = "lora", an adapter of this rank around the base."""
+    from transformers import AutoTokenizer
 
-    if size in SIZES:
-        tokenizer = byte_tokenizer()
-        end = tokenizer.eos_token_id
-        config = GPT2Config(**SIZES[size], bos_token_id=end, eos_token_id=end, pad_token_id=end)
-        # The base of an adapter is not exchanged, so each site has to make the same one.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = GPT2LMHeadModel(config)
-    elif (folder := Path(__file__).parent / size).is_dir():
+    tokenizer = byte_tokenizer()
+    if size not in SIZES and (folder := Path(__file__).parent / size).is_dir():
         tokenizer = AutoTokenizer.from_pretrained(folder)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    else:
-        raise ValueError(f"size = {size}: give {', '.join(SIZES)}, or a folder with a model")
-    if peft == "lora":
-        from peft import LoraConfig, get_peft_model
-
-        model = get_peft_model(
-            model, LoraConfig(r=lora_r, lora_alpha=2 * lora_r, fan_in_fan_out=True)
-        )
-    elif peft:
+    if peft is None:
+        return get_base(size), tokenizer
+    if peft != "lora":
         raise ValueError(f"peft = {peft}: give lora, or leave it out")
-    return model, tokenizer
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=lora_r, lora_alpha=2 * lora_r, fan_in_fan_out=True)
+    return get_peft_model(flare.base_model(), config), tokenizer
+
+
+def get_base(size: str = "tiny"):
+    """The model alone."""
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+    if size in SIZES:
+        end = byte_tokenizer().eos_token_id
+        config = GPT2Config(**SIZES[size], bos_token_id=end, eos_token_id=end, pad_token_id=end)
+        return GPT2LMHeadModel(config)
+    if (folder := Path(__file__).parent / size).is_dir():
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    raise ValueError(f"size = {size}: give {', '.join(SIZES)}, or a folder with a model")
 
 
 def byte_tokenizer():

@@ -47,6 +47,17 @@ def test_the_job_learns_and_is_exported(jobs, job, libraries, tmp_path, more):
     libraries(opens, tmp_path / "out", tmp_path / "out.pt", True)
 
 
+def test_an_adapter_is_trained_around_the_base_and_exported(jobs, job, tmp_path):
+    with_lora = ["model.args.peft=lora", "model.base=model:get_base"]
+    summary, directory = run_of(jobs, job, *with_lora, "train.args.max_steps=4", "rounds=2")
+    assert list(summary.failures) == list(summary.warnings) == []
+    losses = [each["eval_loss"] for each in summary.metrics]
+    assert losses[0] > losses[1]
+    assert summary.model.bytes < 0.02 * summary.model.base_bytes
+    export(directory.path, tmp_path / "out")
+    assert (tmp_path / "out" / "adapter_config.json").exists()
+
+
 @first_and_nightly(
     ("setting", "message"),
     [
@@ -75,12 +86,12 @@ def test_job_py_its_export_and_the_job_file_end_in_equal_bits(jobs, job, tmp_pat
 
 @pytest.mark.nightly
 def test_at_124m_the_adapter_takes_at_most_two_percent_of_the_bytes(job):
-    line = [sys.executable, "-m", "flstream", "validate", str(job), "--json"]
-    line += ["--set", "model.args.size=124M"]
-    said = [command(*line, "--set", f"model.args.peft={kind}") for kind in ("null", "lora")]
-    whole, adapter = (json.loads(text)["model_bytes"] for text in said)
-    assert whole >= 4 * 124_439_808
-    assert adapter <= 0.02 * whole
+    line = [sys.executable, "-m", "flstream", "validate", "--json", "--set", "model.args.size=124M"]
+    whole, adapter = (
+        json.loads(command(*line, str(job / name))) for name in ("job.conf", "lora.conf")
+    )
+    assert whole["model_bytes"] == adapter["base_bytes"] == 4 * 124_439_808
+    assert adapter["model_bytes"] <= 0.02 * whole["model_bytes"]
 
 
 def save_texts(folder):

@@ -17,7 +17,7 @@ BITS = {
     "digits": (JOBS / "digits", ["rounds=3"]),
     "exchange": (JOBS / "exchange", ["rounds=2"]),
     "command": (JOBS / "exchange", ["rounds=2", "model.args.size=4MiB", "train.command=python"]),
-    "gpt2": (JOBS / "gpt2", ["rounds=2", "train.args.max_steps=2", "model.args.peft=lora"]),
+    "gpt2": (JOBS / "gpt2" / "lora.conf", ["rounds=2", "train.args.max_steps=2"]),
     "swarm": (JOBS / "digits", ["rounds=3", "workflow.type=swarm"]),
 }
 
@@ -48,7 +48,8 @@ def digest(run):
 
 def local(job, run, *options):
     line = [sys.executable, "-m", "flstream", "simulate", str(job), "-q", "--run-dir", str(run)]
-    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False)
+    env = {**os.environ, "XDG_CACHE_HOME": str(run.parent)}  # for the base of gpt2
+    done = subprocess.run([*line, *options], capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
 
 

@@ -99,6 +99,8 @@ class PlainView:
             case events.RunStarted():
                 self._rounds = event.rounds
                 return _started(event)
+            case events.BaseReady():
+                return f"base: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
             case events.ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
             case events.RoundFinished():

@@ -25,17 +25,21 @@ class RunStart:
         self.is_over = False
         self.names: dict[str, None] = {}  # of the workers
         self.ready: set[str] = set()  # workers that have finished their imports
-        self._is_building = self._awaits_nodes = False
+        self._building = ""  # the model or the base that a process builds
+        self._awaits_nodes = False
 
     def apply(self, event: events.AnyEvent) -> None:
         """Apply an event, in the order of events."""
         match event:
             case events.RunStarted():
                 self.names.update(dict.fromkeys(event.processes))
+                self._building = self._building.removeprefix("base")
             case events.ProcessStarted(process=events.EVALUATOR):
                 self.names[events.EVALUATOR] = None
-            case events.ProcessStarted(process="model-builder") | events.ModelReady():
-                self._is_building = isinstance(event, events.ProcessStarted)
+            case events.ProcessStarted(process="base-builder" | "model-builder" as builder):
+                self._building = "base" if builder == "base-builder" else "initial model"
+            case events.BaseReady() | events.ModelReady():
+                self._building = ""
             case events.NodesAwaited() | events.NodeJoined():
                 self._awaits_nodes = isinstance(event, events.NodesAwaited)
             case events.ProcessReady() if event.process in self.names:
@@ -48,13 +52,15 @@ class RunStart:
         """Phase of the run, with what it waits for."""
         if self._awaits_nodes:
             return _AWAITS_NODES
+        if self._building == "base":
+            return "starting: building the base"
         if not self.names:
             return "starting: importing the libraries that all processes share"
         # A copy, since another thread may add a name.
         if late := [name for name in list(self.names) if name not in self.ready]:
             ready = f"{len(self.ready):,} of {counted(len(self.names), 'process')} ready"
             return f"starting: {ready}; importing: {brief_names(late, 3)}"
-        return "starting: building the initial model" if self._is_building else "starting"
+        return f"starting: building the {self._building}" if self._building else "starting"
 
 
 class LiveRun:
