@@ -183,6 +183,15 @@ class ModelSection(Section):
     as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
     """
 
+    build: Literal["auto", "whole", "by_module"] = "auto"
+    """How the factory's model is built.
+
+    `auto` records what the factory does, and then computes and writes tensor by tensor, to the same
+    bits as in memory; where that is not possible, `flstream validate` says why, and the model is
+    built whole. `whole` has all of it in memory. `by_module` builds the modules on torch's meta
+    device and initialises them one by one, each with a seed of its own: these are other values.
+    """
+
     @model_validator(mode="after")
     def _has_weights(self) -> Self:
         if self.factory is None and self.initial is None:
