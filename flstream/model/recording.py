@@ -61,7 +61,9 @@ class _Placeholder(torch.Tensor):
         recorder = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, cls)).recorder
         is_view = all(value.alias_info for value in func._schema.returns)
         if func._schema.is_mutable or not (is_view or func is _IS_COMPATIBLE):
-            recorder.refuse(f"{func} is called by another thread, or after the factory")
+            recorder.refuse(
+                f"{func} is called by another thread, or after the factory; set model.build = whole"
+            )
         results = func(*tree_map(_meta, args), **tree_map(_meta, kwargs or {}))
         return tree_map(recorder.wrapped, results)
 
@@ -77,9 +79,16 @@ class _Placeholder(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         if id(self) not in memo:
-            copy = self.detach().clone().requires_grad_(self.requires_grad)
+            storage = _storage_of(self)
+            if isinstance(self, torch.nn.Parameter):
+                copy = self.detach().clone()
+            else:  # tensors that share memory share it in the copy
+                flat = self.detach().as_strided((storage.nbytes() // self.itemsize,), (1,), 0)
+                key: Any = ("storage", storage._cdata, self.dtype)
+                whole = memo[key] if key in memo else memo.setdefault(key, flat.clone())
+                copy = whole.as_strided(self.shape, self.stride(), self.storage_offset())
             vars(copy).update(vars(self))  # such as that it is a parameter
-            memo[id(self)] = copy
+            memo[id(self)] = copy.requires_grad_(self.requires_grad)
         return memo[id(self)]  # type: ignore[no-any-return]
 
 
@@ -208,9 +217,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._storages[storage._cdata] = len(self._sizes), storage
                     self._sizes.append(storage.nbytes())
                 step.made.append(self._view(tensor) if is_new else None)
-        made = [view.storage for view in step.made if view is not None]
-        step.storages = [*{*step.storages, *made}]
-        written = {*made, *_written(step)}
+        new = [view.storage for view in step.made if view is not None]
+        step.storages = [*{*step.storages, *new}]
+        written = {*new, *_written(step)}
         if written and not step.func._schema.name.startswith(("aten::empty", "aten::new_empty")):
             index = len(self._steps)
             self._steps.append(step)
@@ -218,9 +227,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if step.state is not None:
                 # A state that was never there stands for the one after the step from now on,
                 # wherever code keeps it or sets it again.
-                torch.rand(1)
+                torch.rand(1, device=_CPU)
                 while (key := _key(torch.default_generator.get_state())) in self._states:
-                    torch.rand(1)
+                    torch.rand(1, device=_CPU)
                 self._states[key] = index
         return tree_map(lambda x: own[id(x)] if id(x) in own else self.wrapped(x), results)
 
@@ -233,7 +242,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_whole = args[0].nbytes == self._sizes[target] and args[0].is_contiguous()
             filled = target if is_whole and storages.count(target) == 1 else None
         read = {*storages} - {filled}
-        if name.endswith("_like") or name.startswith("aten::new_"):
+        if name.startswith("aten::new_") or (name.startswith("aten::") and name.endswith("_like")):
             read = set()  # but for the form
         sources = sorted({self._last[storage] for storage in read if storage in self._last})
         args, kwargs = tree_map(lambda x: views.get(id(x), x), (args, kwargs))

@@ -86,7 +86,7 @@ class RecordedModel:
             pass
         self.peak = max(plan.peak, replay.peak) + replay.constant_bytes
         plan.refuse_too_much()
-        self._replay = replay.again(plan.wanted)
+        self._wanted = plan.wanted
 
     def write(self, file: BodyFile) -> None:
         """Compute the tensors of a file, and write them to it.
@@ -99,13 +99,16 @@ class RecordedModel:
             CheckpointError: The file cannot be written.
         """
         scratch, specs = Scratch(), file.layout.by_name
+        replay = self._replay.again(self._wanted)
         with torch.no_grad():
-            for names, storage in self._computed(self._replay, specs):
+            for names, storage in self._computed(replay, specs):
                 for name in names:
                     body = MemoryBody.of({name: self._places[name].over(storage)})
                     for start, stop in body.layout.ranges(_STEP):
                         view = view_of(body, start, stop, scratch)
                         file.write(specs[name].start + start, view)
+                    del body
+                del storage  # before the next one is allocated
 
     def _computed(self, replay: Replay, names: Iterable[str]) -> Iterator[tuple[list[str], Any]]:
         """Yield tensors of one storage after another, in the order of their random numbers."""
@@ -155,8 +158,10 @@ class Replay:
 
     def refuse_too_much(self) -> None:
         """Refuse to compute steps over and over."""
-        once = sum(self._sizes[storage] for step in self._steps for storage in step.storages)
-        if self._work > _MOST_WORK * max(once, _LITTLE_WORK):
+        if self._work <= _MOST_WORK * _LITTLE_WORK:
+            return
+        recorded = sum(self._sizes[storage] for step in self._steps for storage in step.storages)
+        if self._work > _MOST_WORK * recorded:
             raise NotRecordedError("it computes tensors from others, over and over")
 
     def results(self, step: Step) -> Any:
@@ -168,7 +173,7 @@ class Replay:
         if step.state is not None:
             self._set_generator(step.state)
         with torch.no_grad():
-            return self._done(step, memory)
+            return self._call(step, memory)
 
     def begin(self, root: int | None) -> int:
         """Return the first step of those that one depends on, or the first that draws."""
@@ -186,7 +191,7 @@ class Replay:
             step = self._steps[index]
             if step.state is not None:
                 self._set_generator(step.state)
-            self._done(step, memory)
+            self._call(step, memory)
             if step.state is not None:
                 self._at = index
                 if self._kept is None or index in self._kept:
@@ -234,16 +239,16 @@ class Replay:
                 assert kept is not None
                 torch.default_generator.set_state(kept)
 
-    def _done(self, step: Step, memory: dict[int, Any]) -> Any:
-        """Do a step in memory, to which its new storages are added; return its results."""
-        made = {view.storage for view in step.made if view is not None}
+    def _call(self, step: Step, memory: dict[int, Any]) -> Any:
+        """Call a step's operation, add its new storages to memory, and return its results."""
+        new = {view.storage for view in step.made if view is not None}
         self._work += sum(self._sizes[storage] for storage in step.storages)
-        for storage in {*step.storages} - made - memory.keys():
+        for storage in {*step.storages} - new - memory.keys():
             self._allocate(storage, memory, is_filled=storage == step.filled)
-        self._live += sum(self._sizes[storage] for storage in made)
+        self._live += sum(self._sizes[storage] for storage in new)
         self.peak = max(self.peak, self._live)
         if self._is_dry:
-            memory |= dict.fromkeys(made)
+            memory |= dict.fromkeys(new)
             return None
         args, kwargs = tree_map(
             lambda x: x.over(memory[x.storage]) if isinstance(x, View) else x,
@@ -270,5 +275,5 @@ class Replay:
         memory[storage] = (
             None
             if self._is_dry
-            else allocate(self._sizes[storage], dtype=torch.uint8).untyped_storage()
+            else allocate(self._sizes[storage], dtype=torch.uint8, device="cpu").untyped_storage()
         )

@@ -15,6 +15,7 @@ from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import ModelSection
 from flstream.job.code import load, make
 from flstream.model.checkpoint import BodyFile
+from flstream.model.composed import arranged
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
@@ -132,6 +133,8 @@ def place_of(tensor: Any) -> tuple[object, ...]:
 def _as_made(result: MadeModel, state: Mapping[str, Any] | None) -> FactoryModel:
     if state is None:
         source: Source = result.parts[0]
+        if not source.layout.is_canonical:
+            source = arranged(source)
         return FactoryModel(source.layout, result, source, "range by range", 0)
     body = MemoryBody.of(state)
     return FactoryModel(body.layout, result, body, "whole", body.layout.nbytes)

@@ -62,8 +62,7 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
     prepare_imports(job.train.alias, job.folder)
-    # In one process, a debugger shows what a factory makes: real tensors.
-    build = "whole" if job.engine.is_inline and job.model.build == "auto" else job.model.build
+    build = _build_of(job)
     if build == "auto":
         from flstream.model.replay import NotRecordedError
 
@@ -74,6 +73,12 @@ def _built(job: Job, run: RunDirectory) -> ModelReady:
             print(f"the initial model is built {building}", flush=True)
             build = "whole"
     return _written(job, run, build)
+
+
+def _build_of(job: Job) -> str:
+    # In one process, a debugger is to show what a factory makes: real tensors.
+    is_debugged = job.engine.is_inline and job.model.build == "auto"
+    return "whole" if is_debugged else job.model.build
 
 
 def _written(job: Job, run: RunDirectory, build: str) -> ModelReady:
@@ -120,7 +125,7 @@ def _initial(
         if weights.layout.is_canonical:
             return weights, weights.metadata.get(ORDER, ""), None
         return arranged(weights), "", None
-    built = _layout_of(model, seed)[0] if model.strict else _built_by(build, model, seed)
+    built = _layout_of(model, seed, build)[0] if model.strict else _built_by(build, model, seed)
     differences, own = _fitting(model, built.layout, weights.layout), None
     if not model.strict:
         assert built.weights is not None
@@ -157,14 +162,15 @@ def _source(
     return file
 
 
-def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str, Building]:
+def initial_layout(job: Job) -> tuple[Layout, str, Building]:
     """Return a job's initial layout, a sentence on differing tensors, and how it is built.
 
     The sentence, empty if none differ, names tensors that the file of weights and the factory's
     model do not share. The model has no bytes here if its factory allows that.
     """
+    model, seed, build = job.model, job.seed, _build_of(job)
     if model.initial is None:
-        built, building = _layout_of(model, seed)
+        built, building = _layout_of(model, seed, build)
         return built.layout, "", building
     weights = open_checkpoint(model.initial)
     largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
@@ -172,19 +178,19 @@ def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str, Buildin
     copied = Building("range by range", 0) if not is_npz else Building("array by array", largest)
     if model.factory is None:
         return weights.layout, "", copied
-    built, building = _layout_of(model, seed)
+    built, building = _layout_of(model, seed, build)
     differences = _fitting(model, built.layout, weights.layout)
     sentence = differences.sentence(model.initial.name) if differences else ""
     return built.layout, sentence, copied if model.strict else building
 
 
-def _layout_of(model: ModelSection, seed: int) -> tuple[FactoryModel, Building]:
+def _layout_of(model: ModelSection, seed: int, build: str) -> tuple[FactoryModel, Building]:
     """Return a factory's model, without its bytes if that is possible, and how it is built."""
     reason = ""
-    if model.build == "by_module":
-        built = _built_by(model.build, model, seed)
+    if build == "by_module":
+        built = _built_by(build, model, seed)
         return built, Building(built.way, built.memory)
-    if model.build == "auto":
+    if build == "auto":
         from flstream.model.replay import NotRecordedError
 
         try:

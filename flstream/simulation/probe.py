@@ -109,7 +109,7 @@ def _probed(job: Job) -> Probe:
     for name, section in job.client_code.items():
         if section.learner is not None:
             _check_learner(job, name, section.learner, section.args)
-    layout, differences, building = initial_layout(job.model, job.seed)
+    layout, differences, building = initial_layout(job)
     return Probe(layout.plain_header[8:], imports, differences, building)
 
 
