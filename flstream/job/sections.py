@@ -163,7 +163,7 @@ class ModelSection(Section):
     """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.
 
     The module is a .py file beside the job file, or an installed one. It returns a torch module, a
-    dict of tensors, or a tuple that begins with one of them.
+    dict of tensors, a body that is made by ranges (a source), or a tuple that begins with one.
     """
 
     args: FreeArgs = Field(default_factory=dict)
