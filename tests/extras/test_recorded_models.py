@@ -1,6 +1,7 @@
 """Models of Hugging Face and Lightning that are recorded: bits of whole ones."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,17 +55,21 @@ NEEDS = {"lightning": "lightning", "lora": "peft"}
 
 
 @pytest.fixture
-def section(tmp_path):
+def section(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the folder of a factory is added
+
     def make(name):
         pytest.importorskip(NEEDS.get(name, "transformers"))
-        (tmp_path / "model.py").write_text(f"{SOURCE}\nSMALL = {json.dumps(SMALL)!r}\n")
-        place, args = f"{tmp_path}/model.py:{name}", {}
+        (tmp_path / "library_models.py").write_text(f"{SOURCE}\nSMALL = {json.dumps(SMALL)!r}\n")
+        place, args = f"{tmp_path}/library_models.py:{name}", {}
         if name in ("job", "lora"):
             place, args = f"{JOBS}/gpt2/model.py:get_model", {"peft": "lora"}
             args = args if name == "lora" else {}
         return ModelSection.model_construct(factory=place, args=args)
 
-    return make
+    yield make
+    for module in ("model", "library_models"):  # other jobs have modules of these names
+        sys.modules.pop(module, None)
 
 
 def digest_of(weights, folder):
