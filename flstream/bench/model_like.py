@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 import flstream.client as flare
+from flstream.model.layout import Layout
 
 Array = np.ndarray[Any, Any]
 
@@ -52,44 +53,66 @@ def changes(random: np.random.Generator, scales: Array, shape: tuple[int, int]) 
     return np.asarray(tail * scales * _CHANGE)
 
 
-def build(size: int, tensors: int | None = None) -> dict[str, Any]:
-    """Return the tensors of a model of float32, by name.
+def build(size: int, tensors: int | None = None) -> WeightsBody:
+    """Return the body of a model of float32, whose weights are drawn as it is read.
 
     Args:
         size: Bytes of all tensors together, a multiple of 4.
         tensors: Number of tensors, of about equal size; None for 8.
     """
-    import torch
-
     count = tensors or 8
     share, more = divmod(size // 4, count)
-    model = {}
-    for index in range(count):
-        numbers = np.empty(share + (index < more), np.float32)
-        for part, scales, random in _parts(f"tensor.{index}", numbers, _WEIGHTS):
-            part[:] = weights(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
-        if share > 32 * WIDTH:  # it would be too much of a shorter tensor
-            numbers[:WIDTH] += 1
-        model[f"tensor.{index}"] = torch.from_numpy(numbers)
-    return model
+    return WeightsBody(
+        Layout.of((f"tensor.{index}", "F32", (share + (index < more),)) for index in range(count))
+    )
+
+
+class WeightsBody:
+    """Body of weights, 1 MiB of which is in memory; to be read front to back by one thread."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._start, self._part = 0, memoryview(b"")
+        self._parts = self._drawn()
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes ``[start, stop)``; before the last ones, all are drawn anew."""
+        if start < self._start:
+            self._start, self._part, self._parts = 0, memoryview(b""), self._drawn()
+        while start < stop:
+            view = self._part[start - self._start :][: stop - start]
+            if not len(view):
+                self._start += len(self._part)
+                self._part = next(self._parts)
+            into[: len(view)] = view
+            into, start = into[len(view) :], start + len(view)
+
+    def _drawn(self) -> Iterator[memoryview]:
+        shortest = min(spec.nbytes for spec in self.layout.tensors) // 4
+        for spec in self.layout.tensors:
+            count = spec.nbytes // 4
+            for first, scales, random in _parts(spec.name, count, _WEIGHTS):
+                numbers = weights(random, scales, (len(scales), WIDTH)).reshape(-1)
+                if not first and shortest > 32 * WIDTH:  # it is too much of a shorter one
+                    numbers[:WIDTH] += 1
+                yield numbers[: count - first].view(np.uint8).data
 
 
 def add_update(name: str, tensor: Array, site: int, round_number: int) -> None:
     """Add a site's update of a round to a flat tensor, in place, 1 MiB at a time."""
-    for part, scales, random in _parts(name, tensor, _CHANGES, site, round_number):
+    for first, scales, random in _parts(name, len(tensor), _CHANGES, site, round_number):
+        part = tensor[first : first + _STEP * WIDTH]
         part += changes(random, scales, (len(scales), WIDTH)).reshape(-1)[: len(part)]
 
 
-def _parts(
-    name: str, numbers: Array, *stream: int
-) -> Iterator[tuple[Array, Array, np.random.Generator]]:
-    """Yield a tensor's rows a step at a time, with scales and a random stream."""
+def _parts(name: str, count: int, *stream: int) -> Iterator[tuple[int, Array, np.random.Generator]]:
+    """Yield the first number of each step of a tensor's rows, their scales and a random stream."""
     tensor = crc32(name.encode())
     scaling = np.random.default_rng([SEED, tensor, _SCALES])
     random = np.random.default_rng([SEED, tensor, *stream])
-    for start in range(0, len(numbers), _STEP * WIDTH):
-        part = numbers[start : start + _STEP * WIDTH]
-        yield part, row_scales(scaling, -(-len(part) // WIDTH)), random
+    for first in range(0, count, _STEP * WIDTH):
+        rows = -(-min(count - first, _STEP * WIDTH) // WIDTH)
+        yield first, row_scales(scaling, rows), random
 
 
 def main() -> None:

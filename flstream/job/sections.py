@@ -250,7 +250,7 @@ class ModelSection(Section):
     """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.
 
     The module is a .py file beside the job file, or an installed one. It returns a torch module, a
-    dict of tensors, or a tuple that begins with one of them.
+    dict of tensors, a body that is made by ranges (a source), or a tuple that begins with one.
     """
 
     args: FreeArgs = Field(default_factory=dict)
@@ -268,6 +268,15 @@ class ModelSection(Section):
 
     False keeps what the factory made for tensors that the file lacks or has in another shape, such
     as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
+    """
+
+    build: Literal["auto", "whole", "by_module"] = "auto"
+    """How the factory's model is built.
+
+    `auto` records what the factory does, and then computes and writes tensor by tensor, to the same
+    bits as in memory; where that is not possible, `flstream validate` says why, and the model is
+    built whole. `whole` has all of it in memory. `by_module` builds the modules on torch's meta
+    device and initialises them one by one, each with a seed of its own: these are other values.
     """
 
     base: BaseSection = BaseSection()

@@ -50,6 +50,25 @@ class Imports(NamedTuple):
     own: int = 0
 
 
+class Building(NamedTuple):
+    """How the initial model is built.
+
+    Attributes:
+        way: How its bytes are made, such as ``tensor by tensor``.
+        memory: Most bytes of the model in memory at a time.
+        reason: Why the factory cannot be recorded, a clause; empty if it can, or need not.
+    """
+
+    way: str
+    memory: int
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Say the way, and why it is no other."""
+        reason = f", as model.factory cannot be recorded: {self.reason}" if self.reason else ""
+        return f"{self.way}{reason}"
+
+
 @dataclass(frozen=True)
 class Forecast:
     """Estimated needs of a job; sizes are in bytes.
@@ -70,6 +89,7 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
+        building: How the initial model is built; None if that is not known.
     """
 
     imports: Imports
@@ -86,6 +106,7 @@ class Forecast:
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
+    building: Building | None = None
 
     def with_base(self, nbytes: int) -> Forecast:
         """Return the forecast with a base of so many bytes, which is in memory once."""
@@ -131,6 +152,7 @@ def forecast(
     layout: Layout,
     imports: Imports | None = None,
     programs: Sequence[ProgramOutline] = (),
+    building: Building | None = None,
 ) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
@@ -140,6 +162,7 @@ def forecast(
         imports: Memory of what processes import, as measured; None for that of torch alone.
         programs: What the job's workflows do in their first rounds; without them, or where the
             first could not be run dry, a round is a training of ``clients.per_round`` sites.
+        building: How the initial model is built, if that is known.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
@@ -171,6 +194,8 @@ def forecast(
     plan = plan_disk(job, whole, trained or cohort, programs, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(plan.of_a_round.values()) - checkpoint
+    # The initial model is built before a site has one.
+    builder = 0 if building is None else building.memory
     return Forecast(
         imports=imports,
         model_bytes=layout.nbytes,
@@ -181,10 +206,13 @@ def forecast(
         up_bytes=(trained + collected) * update_bytes,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker,
+        total_bytes=imports.shared
+        + _OTHERS_BYTES
+        + max(server + local_processes * worker, builder),
         disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
         epsilon=spent,
         programs=list(programs),
+        building=building,
     )
 
 

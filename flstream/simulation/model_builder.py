@@ -5,45 +5,41 @@ Building a module needs the whole model in memory, which the server must never h
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import flstream
 from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
-from flstream.client.seeding import seed_everything
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
-from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
-from flstream.errors import FlstreamError, LayoutError, ModelError, SimulationError, UsageError
+from flstream.errors import LayoutError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
-from flstream.job.code import make
-from flstream.model.checkpoint import FileSink, write_checkpoint
+from flstream.model.checkpoint import FileSink, unnamed_file, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
-from flstream.model.dtypes import code_of
+from flstream.model.digests import body_digest
 from flstream.model.fitted import Differences, fitted
 from flstream.model.formats.opening import open_checkpoint
 from flstream.model.layout import Layout
-from flstream.model.memory import MemoryBody
-from flstream.model.modules import exchanged_state
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
-from flstream.model.ties import find_ties
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import prepare_imports
 from flstream.simulation.export_files import MadeModel, keep_export_files
+from flstream.simulation.factory import (
+    FactoryModel,
+    Written,
+    meta_model,
+    recorded_model,
+    whole_model,
+)
+from flstream.simulation.forecast import Building
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
-
-# The folder of this package, none of whose lines is to blame for what a factory raises.
-_PACKAGE = str(Path(flstream.__file__).parent)
 
 BUILDER = "model-builder"
 
@@ -67,62 +63,157 @@ def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelRe
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
     prepare_imports(job.train.alias, job.folder, job.base)
-    metadata, path = {"format": "pt", "flstream.round": "0"}, run.checkpoint(0)
-    source, order, result = _initial(job.model, job.seed)
+    build = _build_of(job)
+    if build == "auto":
+        from flstream.model.replay import NotRecordedError
+
+        try:
+            return _written(job, run, build)
+        except NotRecordedError as error:
+            building = Building("whole", 0, _clause(error))
+            print(f"the initial model is built {building}", flush=True)
+            build = "whole"
+    return _written(job, run, build)
+
+
+def _build_of(job: Job) -> str:
+    # In one process, a debugger is to show what a factory makes: real tensors.
+    is_debugged = job.engine.is_inline and job.model.build == "auto"
+    return "whole" if is_debugged else job.model.build
+
+
+def _written(job: Job, run: RunDirectory, build: str) -> ModelReady:
+    path, model = run.checkpoint(0), job.model
+    metadata = {"format": "pt", "flstream.round": "0"}
+    weights, order, result = _initial(model, job.seed, build, path.parent)
     try:
         check_base()
     finally:
         restore_base()  # inline, sites have the same mapping
-    layout = source.layout
+    layout = weights.layout
     if not layout.tensors:
         raise ModelError("the model has no tensors, so there is nothing to train or to exchange")
     if order:
         metadata[ORDER] = order
     # With a lossy codec, sites have what it leaves of a model, and so has the server.
     lossy = chain_of(job.streaming.codecs.of_models).lossy
-    if lossy is None:
-        digest = write_checkpoint(path, source, metadata)
-    else:  # as a fold writes it
+    if lossy is None and isinstance(weights, Written):
         with FileSink(path, layout, metadata) as sink:
-            rounded = RoundedWriter(sink, lossy)
-            with closing(WriteBehind(layout, rounded.write)) as target:
-                copy(source, target)
+            weights.write(sink)
+            digest = body_digest(sink)
             sink.finish()
-        digest = rounded.digest
-    keep_export_files(run.export_files, result, job.model.initial)
+    else:
+        source = _source(weights, path.parent)
+        if lossy is None:
+            digest = write_checkpoint(path, source, metadata)
+        else:  # as a fold writes it
+            with FileSink(path, layout, metadata) as sink:
+                rounded = RoundedWriter(sink, lossy)
+                with closing(WriteBehind(layout, rounded.write)) as target:
+                    copy(source, target)
+                sink.finish()
+            digest = rounded.digest
+    keep_export_files(run.export_files, result, model.initial)
     return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
 
 
-def _initial(model: ModelSection, seed: int) -> tuple[Source, str, MadeModel | None]:
+def _initial(
+    model: ModelSection, seed: int, build: str, folder: Path
+) -> tuple[Source | Written, str, MadeModel | None]:
     """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
-        layout, result = _call_factory(model, seed, with_bytes=True)
-        return MemoryBody.of(result.state), order_text(layout, result.state), result
+        built = _built_by(build, model, seed)
+        assert built.weights is not None
+        return built.weights, order_text(built.layout, _names(built)), built.made
     weights = open_checkpoint(model.initial)
     if model.factory is None:
         if weights.layout.is_canonical:
             return weights, weights.metadata.get(ORDER, ""), None
         return arranged(weights), "", None
-    layout, result = _call_factory(model, seed, with_bytes=not model.strict)
-    _fitting(model, layout, weights.layout)
-    own = None if model.strict else MemoryBody.of(result.state)
-    source = fitted(layout, weights, str(model.initial), own)
-    return source, order_text(layout, result.state), result
+    built = _layout_of(model, seed, build)[0] if model.strict else _built_by(build, model, seed)
+    differences, own = _fitting(model, built.layout, weights.layout), None
+    if not model.strict:
+        assert built.weights is not None
+        own = _source(built.weights, folder, {*differences.missing, *differences.misshapen})
+    source = fitted(built.layout, weights, str(model.initial), own)
+    return source, order_text(built.layout, _names(built)), built.made
 
 
-def initial_layout(model: ModelSection, seed: int) -> tuple[Layout, str]:
-    """Return a job's initial layout, and a sentence on differing tensors, if any.
+def _built_by(build: str, model: ModelSection, seed: int) -> FactoryModel:
+    if build == "whole":
+        return whole_model(model, seed)
+    if build == "auto":
+        return recorded_model(model, seed)
+    from flstream.simulation.module_init import ModuleByModule
 
-    The sentence names tensors that the file of weights and the factory's model do not share. The
-    model has no bytes here if its factory allows that.
+    built = meta_model(model, seed)
+    weights = ModuleByModule(built, seed)
+    return built._replace(weights=weights, way="module by module", memory=weights.peak)
+
+
+def _names(built: FactoryModel) -> list[str]:
+    return [*built.made.state] or built.layout.names
+
+
+def _source(
+    weights: Source | Written, folder: Path, names: Collection[str] | None = None
+) -> Source:
+    """Return a model, or some of its tensors, as a source: a file without a name."""
+    if not isinstance(weights, Written):
+        return weights
+    layout = weights.layout
+    file = unnamed_file(layout if names is None else layout.subset(names), folder)
+    weights.write(file)
+    return file
+
+
+def initial_layout(job: Job) -> tuple[Layout, str, Building]:
+    """Return a job's initial layout, a sentence on differing tensors, and how it is built.
+
+    The sentence, empty if none differ, names tensors that the file of weights and the factory's
+    model do not share. The model has no bytes here if its factory allows that.
     """
-    if model.factory is None:
-        return _initial(model, seed)[0].layout, ""
-    layout, _ = _call_factory(model, seed, with_bytes=False)
+    model, seed, build = job.model, job.seed, _build_of(job)
     if model.initial is None:
-        return layout, ""
-    differences = _fitting(model, layout, open_checkpoint(model.initial).layout)
-    return layout, differences.sentence(model.initial.name) if differences else ""
+        built, building = _layout_of(model, seed, build)
+        return built.layout, "", building
+    weights = open_checkpoint(model.initial)
+    largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
+    is_npz = weights.format == "npz"
+    copied = Building("range by range", 0) if not is_npz else Building("array by array", largest)
+    if model.factory is None:
+        return weights.layout, "", copied
+    built, building = _layout_of(model, seed, build)
+    differences = _fitting(model, built.layout, weights.layout)
+    sentence = differences.sentence(model.initial.name) if differences else ""
+    return built.layout, sentence, copied if model.strict else building
+
+
+def _layout_of(model: ModelSection, seed: int, build: str) -> tuple[FactoryModel, Building]:
+    """Return a factory's model, without its bytes if that is possible, and how it is built."""
+    reason = ""
+    if build == "by_module":
+        built = _built_by(build, model, seed)
+        return built, Building(built.way, built.memory)
+    if build == "auto":
+        from flstream.model.replay import NotRecordedError
+
+        try:
+            built = recorded_model(model, seed)
+            return built, Building(built.way, built.memory)
+        except NotRecordedError as error:
+            reason = _clause(error)
+    try:
+        built = meta_model(model, seed)
+    except LayoutError:
+        raise
+    except Exception:  # of the user's code, which another device may suit
+        built = whole_model(model, seed)
+    return built, Building(built.way, built.memory, reason)
+
+
+def _clause(error: Exception) -> str:
+    return " ".join(shortened(str(error), MOST_OF_AN_ERROR).split())
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:
@@ -140,69 +231,3 @@ def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Difference
             "that model.factory builds, or set model.strict = false to keep what it makes for them"
         )
     return differences
-
-
-def _call_factory(model: ModelSection, seed: int, *, with_bytes: bool) -> tuple[Layout, MadeModel]:
-    """Call a job's factory, and return its model's layout, and its result.
-
-    Where no bytes are needed, it is called on torch's meta device, where tensors have none, and
-    again only if it does not work there.
-    """
-    if not with_bytes:
-        try:
-            return _made_on(model, seed, "meta")
-        except LayoutError:
-            raise
-        except Exception:  # of the user's code, which another device may suit
-            return _made_on(model, seed, None)
-    return _made_on(model, seed, None)
-
-
-def _made_on(model: ModelSection, seed: int, device: str | None) -> tuple[Layout, MadeModel]:
-    import torch
-
-    assert model.factory is not None
-    factory = f"model.factory {model.factory}"
-    seed_everything(seed)
-    try:
-        with nullcontext() if device is None else torch.device(device):
-            result = make(model.factory, model.args)
-    except UsageError as error:
-        raise ModelError(f"model.factory {error}") from error
-    except FlstreamError:
-        raise
-    except Exception as error:
-        if device is None:  # on another one it may be tried in vain
-            code_failed(error)
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
-        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else "check model.args"
-        text = " ".join(shortened(str(error), MOST_OF_AN_ERROR).split())
-        raise ModelError(f"{factory} raised {type(error).__name__}: {text} ({place})") from error
-    # The others of a tuple are for training code, such as a tokenizer.
-    parts = result if isinstance(result, tuple) and result else (result,)
-    state = exchanged_state(parts[0]) if isinstance(parts[0], torch.nn.Module) else parts[0]
-    if not isinstance(state, Mapping):
-        raise ModelError(
-            f"{factory} returned a {type(state).__name__}; it must return a torch module or a "
-            "dict of tensors, or a tuple that begins with one"
-        )
-    if device == "meta" and any(getattr(value, "is_meta", False) for value in state.values()):
-        layout = _meta_layout(state)
-    else:
-        layout = MemoryBody.of(state).layout
-    return layout, MadeModel(state, parts)
-
-
-def _meta_layout(state: Mapping[str, Any]) -> Layout:
-    if not all(getattr(value, "is_meta", False) for value in state.values()):
-        raise ModelError("some of its tensors are not on the meta device")
-    entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}
-    ties = find_ties(
-        {
-            name: (value.untyped_storage()._cdata, value.storage_offset(), value.stride(), *entry)
-            for name, entry in entries.items()
-            if (value := state[name]).nbytes
-        }
-    )
-    return Layout.of(((name, *entry) for name, entry in entries.items() if name not in ties), ties)

@@ -1,8 +1,8 @@
 """Check of a job's code and model in a process, for ``flstream validate``.
 
 The process imports what the training code imports at its top level, and measures itself. Then it
-calls the factory, first on torch's meta device, where tensors have shapes and no bytes. A factory
-that needs real bytes is called again.
+calls the factory, first so that tensors have shapes and no bytes. A factory that needs real bytes
+is called again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from flstream.model.layout import Layout, parse_header
 from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.child import prepare_imports
 from flstream.simulation.dry_run import outline_programs
-from flstream.simulation.forecast import Forecast, Imports, forecast
+from flstream.simulation.forecast import Building, Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
@@ -43,12 +43,14 @@ class Probe(msgspec.Struct, frozen=True):
         header: Header of its initial model's layout.
         imports: Memory of what its processes import.
         differences: Sentence on tensors that its file of weights and its model do not share.
+        building: How the initial model is built.
         base_bytes: Size of the base that its sites share; 0 without one.
     """
 
     header: bytes
     imports: Imports
     differences: str
+    building: Building
     base_bytes: int = 0
 
     @property
@@ -74,7 +76,7 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
             measured = probe(job, host)
             programs = [] if problems else outline_programs(job, host)
         if not problems:
-            need = forecast(job, measured.layout, measured.imports, programs)
+            need = forecast(job, measured.layout, measured.imports, programs, measured.building)
             return measured, need.with_base(measured.base_bytes)
     except FlstreamError as error:
         problems.append(Problem("", str(error)))
@@ -109,9 +111,8 @@ def _probed(job: Job) -> Probe:
     for name, section in job.client_code.items():
         if section.learner is not None:
             _check_learner(job, name, section.learner, section.args)
-    layout, differences = initial_layout(job.model, job.seed)
-    base = base_bytes(job.base)
-    return Probe(layout.plain_header[8:], imports, differences, base)
+    layout, differences, building = initial_layout(job)
+    return Probe(layout.plain_header[8:], imports, differences, building, base_bytes(job.base))
 
 
 def _private_bytes() -> int:

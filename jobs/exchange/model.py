@@ -1,7 +1,6 @@
-"""A model of any size, in tensors of mixed sizes like a transformer's."""
+"""A model of any size, in tensors of mixed sizes like a transformer's, that nobody holds."""
 
-import torch
-
+from flstream.streaming import Layout
 from flstream.units import parse_bytes
 
 # Shares of the whole: an embedding, and blocks of large matrices, small ones and vectors.
@@ -9,7 +8,18 @@ EMBEDDING, MATRIX, VECTOR = 0.2, 0.0475, 0.0002
 BLOCKS = 8
 
 
-def build(size: str | int, tensors: int | None = None) -> dict[str, torch.Tensor]:
+class Zeros:
+    """A body of zeros, made as it is read: a factory may return one in place of a model."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.layout = Layout.of((name, "F32", (count,)) for name, count in counts.items())
+
+    def read(self, start: int, stop: int, into: memoryview) -> None:
+        """Read the bytes [start, stop) of the body."""
+        into[:] = bytes(stop - start)
+
+
+def build(size: str | int, tensors: int | None = None) -> Zeros:
     """Zeros in float32: ``size`` bytes, a multiple of 4, in the mix or in so many equal tensors."""
     elements = parse_bytes(size) // 4
     if tensors is not None:
@@ -23,4 +33,4 @@ def build(size: str | int, tensors: int | None = None) -> dict[str, torch.Tensor
             counts[f"blocks.{block}.norm.weight"] = int(VECTOR * elements)
             counts[f"blocks.{block}.norm.bias"] = int(VECTOR * elements)
         counts["head.weight"] = elements - sum(counts.values())
-    return {name: torch.zeros(count) for name, count in counts.items()}
+    return Zeros(counts)

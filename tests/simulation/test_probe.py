@@ -87,7 +87,7 @@ def test_a_module_is_described_as_it_would_be_built_with_its_ties(job_of, host):
     ("factory", "message"),
     [
         ("fails", r"model.py:fails raised RuntimeError: no weights here \(.*model.py, line \d+\)"),
-        ("nothing", "returned a NoneType; it must return a torch module or a dict"),
+        ("nothing", "returned a NoneType; it must return a torch module, a dict"),
         ("dies", "the process that called it was killed by SIGKILL: the machine may have too"),
     ],
 )

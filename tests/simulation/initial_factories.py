@@ -1,0 +1,258 @@
+"""Factories whose models are the same bits, whether they are recorded or built in memory."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from flstream.streaming import Layout
+
+VALUES = torch.arange(3.0)
+
+
+class Residual(nn.Module):
+    """A block of a residual network, whose normalisation has buffers."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(width, width, 3), nn.BatchNorm2d(width)
+        self.two, self.group = nn.Conv2d(width, width, 1, bias=False), nn.GroupNorm(2, width)
+        nn.init.zeros_(self.group.weight)
+
+
+def resnet():
+    model = nn.Sequential(nn.Conv2d(3, 8, 7), *(Residual(8) for _ in range(3)), nn.Linear(8, 10))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def linears():
+    return nn.Sequential(*(nn.Linear(40, 40) for _ in range(6)))
+
+
+def layers():
+    embedding = nn.Embedding(20, 6, padding_idx=3)
+    return nn.ModuleList([nn.LSTM(10, 12, 2), nn.MultiheadAttention(8, 2), embedding])
+
+
+def transformer():
+    return nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
+
+
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
+
+
+def tied():
+    model = nn.ModuleDict({"wte": nn.Embedding(50, 8), "head": nn.Linear(8, 50)})
+    model["head"].weight = model["wte"].weight
+    return model, "a tokenizer"
+
+
+def half():
+    return linears().half()
+
+
+def bfloat16():
+    return linears().to(torch.bfloat16)
+
+
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        return linears()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def initialisers():
+    names = (
+        *("orthogonal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_normal_"),
+        *("kaiming_uniform_", "eye_", "ones_", "zeros_", "normal_", "uniform_"),
+    )
+    state = {name: getattr(nn.init, name)(torch.empty(17, 33)) for name in names}
+    state["tall"] = nn.init.orthogonal_(torch.empty(40, 8), gain=2)
+    state["rejected"] = nn.init.trunc_normal_(torch.empty(300, 33), std=1.0)
+    state["sparse"] = nn.init.sparse_(torch.empty(20, 10), 0.3)
+    state["dirac"] = nn.init.dirac_(torch.empty(4, 4, 3))
+    state["constant"] = nn.init.constant_(torch.empty(3, 4), 5)
+    return state
+
+
+def seeds():
+    """Layers after states of the generator that are set, kept and set again."""
+    first = nn.Linear(5, 6)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        second = nn.Linear(5, 6)
+        state = torch.get_rng_state()
+        third = nn.Linear(3, 3)
+    fourth = nn.Linear(5, 6)
+    torch.set_rng_state(state)
+    fifth = nn.Linear(3, 3)
+    torch.manual_seed(torch.initial_seed() + 1)
+    torch.randn(100)
+    return nn.ModuleList([first, second, third, fourth, fifth, nn.Linear(3, 3)])
+
+
+def unused():
+    torch.randn(37)
+    nn.functional.dropout(torch.ones(10, 10), 0.5)
+    torch.bernoulli(torch.full((5,), 0.3))
+    torch.multinomial(torch.ones(10), 3)
+    torch.poisson(torch.full((20,), 3.0))  # of which each number takes its own number of draws
+    torch.randint(0, 5, (torch.randperm(9).numel(),))
+    return nn.Linear(4, 4)
+
+
+def slices():
+    model = nn.Linear(10, 20)
+    with torch.no_grad():
+        model.weight[3:5].zero_()
+        model.weight[:, 2].normal_()
+        model.weight.data[1] = 7
+        model.bias.data.fill_(0.5)
+        model.weight.t()[4].mul_(3)
+        model.weight[model.weight > 0.2] = 0.1
+    turned = torch.empty(9, 4).normal_()
+    turned.t_()
+    partly = torch.zeros(6)
+    partly[2:].uniform_()
+    return {"linear": model.weight, "turned": turned, "partly": partly, "part": partly[1:3]}
+
+
+def copies():
+    one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+    other.load_state_dict(one.state_dict())
+    third = copy.deepcopy(one)
+    with torch.no_grad():
+        one.weight.add_(1)
+        third.weight.copy_(other.weight * 2 + one.weight)
+    shared = nn.Module()
+    shared.register_buffer("whole", torch.randn(6))
+    shared.register_buffer("part", shared.whole[2:4])
+    shared = copy.deepcopy(shared)
+    shared.part.zero_()
+    return nn.ModuleList([one, other, third, shared])
+
+
+def data():
+    model = nn.Linear(6, 6)
+    model.weight.data = torch.randn(6, 6)
+    model.bias.data = model.weight.data[0].clone()
+    model.register_buffer("rows", model.weight.data[2:4])
+    return model
+
+
+def values():
+    """Depends on values, which are computed while the factory runs."""
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 5)]
+    model = nn.Linear(int(torch.randint(1, 9, (1,))), 3)
+    model.scale = nn.Parameter(torch.tensor(2.5).log())
+    model.register_buffer("rates", torch.tensor(rates + torch.linspace(0, 1, 4).tolist()))
+    model.register_buffer("set", torch.tensor([0, 3, 0, 4]).nonzero())
+    if model.weight.mean() > 0:
+        nn.init.ones_(model.bias)
+    return model
+
+
+def parametrised():
+    from torch.nn.utils import parametrizations
+
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    parametrizations.spectral_norm(layers[0])
+    parametrizations.weight_norm(layers[1])
+    parametrizations.orthogonal(layers[2])
+    return nn.ModuleList(layers)
+
+
+def permuted():
+    places = torch.randperm(12)
+    return {"places": places, "rows": torch.randn(12, 3)[places], "none": torch.randn(0, 3)}
+
+
+def complexes():
+    return {"c": torch.randn(4, dtype=torch.complex64), "left": torch.empty(0)}
+
+
+def normalised():
+    """All tensors depend on all."""
+    layers = nn.ModuleList(nn.Linear(30, 30) for _ in range(4))
+    norm = sum(layer.weight.norm() for layer in layers)
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.div_(norm)
+    return layers
+
+
+def of_an_import():
+    """Imports a module with tensors of its own, which outlive the factory."""
+    import tables_of_a_test
+
+    return {"w": torch.zeros(len(tables_of_a_test.TABLE))}
+
+
+def own_generator():
+    return {"w": torch.randn(3, generator=torch.Generator().manual_seed(4))}
+
+
+def from_numpy():
+    model = nn.Linear(3, 3)
+    model.weight.data.copy_(torch.from_numpy(np.ones((3, 3), np.float32)))
+    return model
+
+
+def to_numpy():
+    drawn = torch.randn(3)
+    try:
+        drawn.numpy()
+    except Exception:
+        drawn = torch.zeros(3)
+    return {"w": drawn}
+
+
+def from_a_module():
+    return {"w": VALUES + torch.ones(3)}
+
+
+def arrays():
+    return {"w": np.random.default_rng(3).normal(size=3)}
+
+
+def partly_arrays():
+    return {"w": torch.randn(3), "a": np.zeros(3)}
+
+
+def chain():
+    """Each tensor is computed from the one before: one by one, that is work for hundreds."""
+    state = {"0": torch.ones(1 << 17)}
+    for number in range(1, 40):
+        state[str(number)] = state[str(number - 1)] * 0.9
+    return state
+
+
+class Zeros:
+    """A body that is made as it is read."""
+
+    layout = Layout.of([("w", "F32", (10_000,)), ("b", "F16", (3,))])
+
+    def read(self, start, stop, into):
+        into[:] = bytes(stop - start)
+
+
+def zeros():
+    return Zeros(), "a tokenizer"
+
+
+def unset():
+    model = linears()
+    model.scale = nn.Parameter(torch.ones(3))
+    return model
+
+
+def fails():
+    torch.zeros(3)
+    raise RuntimeError("no weights here")
