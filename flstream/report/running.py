@@ -72,7 +72,10 @@ def run_and_show(
         if resume:
             from flstream.runs.resume import final_summary, plan_resume
 
+            from flstream.telemetry.memory_limit import remove_leftovers
+
             point = plan_resume(job, run, from_round)
+            remove_leftovers()  # what a run had that was killed, whatever limit this one has
         is_finished = point is not None and point.is_finished
         if point is not None and is_finished:
             console.out(f"nothing is left to do: the run in {shown_path(run.path)} is finished")

@@ -154,6 +154,10 @@ def server_main(
     ignore_interrupts()
     redirect_output(run.log(SERVER))
     host = inline_host or ProcessHost.forked(launcher)
+    if job.memory_limit is not None:
+        from flstream.telemetry.memory_limit import note_kills
+
+        note_kills()
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(launcher, "the launcher", AnyEvent)
     with ExitStack() as stack:

@@ -1,0 +1,390 @@
+"""The memory limit of a run: a control group of the kernel around all of its processes.
+
+The launcher enters a new group before it starts others, which inherit it. Memory is charged to the
+group in which it was touched first; so the command line begins anew in the group, and what it had
+imported before counts, too. The group's memory includes cached pages of files, which the kernel
+drops or writes to the disk rather than exceed the limit. Swap is not allowed, as far as the kernel
+can be told.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from flstream.errors import UsageError
+from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry.memory import own_rss
+from flstream.units import format_bytes
+
+_PREFIX = "flstream-"
+_PROC = Path("/proc/self")
+_STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+# A group is at its limit within this much: charges are made in batches by each core.
+_SLACK_BYTES = 16 << 20
+# Time for killed processes to give their memory back.
+_END_SECONDS = 5.0
+_PROBE_SECONDS = 20.0
+# Without the policy, systemd ends a whole scope of which one process is killed. Before its version
+# 253 it knows none, and does nothing.
+_SCOPE_PROPERTIES = ["OOMPolicy=continue"], list[str]()
+
+
+class _Files(NamedTuple):
+    """Names of a group's files in one version of control groups."""
+
+    limit: str
+    swap: str
+    usage: str
+    peak: str
+    events: str
+
+
+_V2 = _Files("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events")
+_V1 = _Files(
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",  # of memory and swap together
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.oom_control",
+)
+
+
+class MemoryGroup:
+    """Control group around the processes of a run.
+
+    Args:
+        path: Its folder.
+        limit: Limit in bytes.
+        owner: Pid of the process that has entered it first.
+        home: Folder of the group that the owner came from; None if systemd removes the group.
+
+    Attributes:
+        limit: Limit in bytes.
+        owner: Pid of the process that has entered it first.
+    """
+
+    def __init__(self, path: Path, limit: int, owner: int, home: Path | None) -> None:
+        self.limit, self.owner = limit, owner
+        self._path, self._home = path, home
+        self._files = _V2 if (path / _V2.limit).exists() else _V1
+        self._highest, self._explained = 0, self._kills()
+
+    def peak(self) -> int:
+        """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
+        with suppress(OSError):
+            name = self._files.peak if self._has_peak() else self._files.usage
+            self._highest = max(self._highest, int((self._path / name).read_text()))
+        return self._highest
+
+    def explains_kill(self) -> bool:
+        """Return whether the kernel has killed one more process of the group at the limit."""
+        # The machine, or a group around this one, may have run out of memory before.
+        is_at_limit = not self._has_peak() or self.peak() + _SLACK_BYTES >= self.limit
+        if self._kills() <= self._explained or not is_at_limit:
+            return False
+        self._explained += 1
+        return True
+
+    def leave(self) -> None:
+        """Move this process, and what the run has left, back to where it was; remove the group."""
+        self.peak()
+        os.environ.pop(MEMORY_GROUP, None)
+        if self._home is None:
+            return
+        for pid in self._pids():
+            with suppress(OSError):
+                (self._home / "cgroup.procs").write_text(str(pid))
+        for pid in self._pids():  # one that is ending cannot be moved
+            if pid not in (0, os.getpid()):
+                with suppress(ProcessLookupError):
+                    _wait(os.pidfd_open(pid))
+        with suppress(OSError):  # as if its processes had been killed with the launcher
+            self._path.rmdir()
+
+    def _kills(self) -> int:
+        with suppress(OSError):
+            lines = (self._path / self._files.events).read_text().splitlines()
+            return int(dict(line.split() for line in lines).get("oom_kill", 0))
+        return 0
+
+    def _has_peak(self) -> bool:
+        return (self._path / self._files.peak).exists()
+
+    def _pids(self) -> list[int]:
+        with suppress(OSError):
+            return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
+        return []
+
+
+_present: dict[tuple[int, str], MemoryGroup] = {}  # by process and variable
+
+
+def present() -> MemoryGroup | None:
+    """Return the group of the run that this process is a part of; None without a limit."""
+    value = os.environ.get(MEMORY_GROUP)
+    if value is None:
+        return None
+    if (key := (os.getpid(), value)) not in _present:
+        owner, limit, home, path = value.split("\n")
+        _present[key] = MemoryGroup(
+            Path(path), int(limit), int(owner), Path(home) if home else None
+        )
+    return _present[key]
+
+
+note_kills = present
+
+
+def killed_at_limit(remedy: str = "") -> str:
+    """Return a clause on a process that the kernel has killed at the limit; each is told once.
+
+    Args:
+        remedy: What may be done instead of raising the limit, as the end of a list.
+
+    Returns:
+        The clause, from its comma on; empty where the limit was not the reason.
+    """
+    group = present()
+    if group is None or not group.explains_kill():
+        return ""
+    return (
+        f", as all processes of the run together came to their memory_limit of "
+        f"{format_bytes(group.limit)}; raise it (flstream validate estimates the need){remedy}"
+    )
+
+
+@contextmanager
+def limited(limit: int | None, proc: Path = _PROC) -> Iterator[MemoryGroup | None]:
+    """Run a block with this process, and those that it starts, in a group with a limit.
+
+    Nothing is done without a limit, or if this process has entered its run's group before.
+
+    Args:
+        limit: Limit in bytes; None for none.
+        proc: Folder with ``cgroup`` and ``mountinfo`` of this process.
+
+    Raises:
+        UsageError: No group can be made, or this process has more memory than that already.
+    """
+    group = None if limit is None else present()
+    if limit is None or (group is not None and group.owner == os.getpid()):
+        yield group
+        return
+    if own_rss() > limit:  # the kernel would kill it first
+        raise UsageError(
+            f"memory_limit is {format_bytes(limit)}, and this process has {format_bytes(own_rss())}"
+            " itself; raise it, or run the job with flstream simulate, in a process of its own"
+        )
+    group, tried = _entered(limit, proc)
+    if group is None:
+        tried.append("systemd-run --user --scope: only flstream simulate can start under it")
+        raise _impossible(tried)
+    try:
+        yield group
+    finally:
+        group.leave()
+
+
+def restart(limit: int, proc: Path = _PROC) -> None:
+    """Begin this program anew in a group with a limit, if it is a command; else return.
+
+    Raises:
+        UsageError: No group can be made.
+    """
+    arguments, own = sys.orig_argv, sys.argv[1:]
+    if arguments[len(arguments) - len(own) :] != own:
+        return  # of another program that has called this one
+    # Nothing may end this process until it can remove the group.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    command = [sys.executable, *arguments[1:]]
+    group, tried = _entered(limit, proc)
+    try:
+        if group is not None:
+            os.execv(sys.executable, command)
+        _restart_in_scope(limit, command, tried)
+    finally:
+        if group is not None:
+            group.leave()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def restarted(proc: Path = _PROC) -> Iterator[bool]:
+    """Remove the group at the end of the block, where :func:`restart` has begun this program.
+
+    Yields:
+        Whether it has.
+
+    Raises:
+        UsageError: systemd has made a group without a limit.
+    """
+    owner, limit, home, path = os.environ[MEMORY_GROUP].split("\n")
+    if int(owner) != os.getpid():  # a process of a limited run that has started another one
+        yield False
+        return
+    if not path:
+        path = str(_own_scope(int(limit), proc))
+        os.environ[MEMORY_GROUP] = "\n".join((owner, limit, home, path))
+    group = present()
+    assert group is not None
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        yield True
+    finally:
+        group.leave()
+
+
+def remove_leftovers(proc: Path = _PROC) -> None:
+    """Remove groups without processes, which runs have left that were killed."""
+    for _, _, parent, _ in _places(proc):
+        with suppress(OSError), _turn(parent):
+            for path in parent.glob(f"{_PREFIX}*"):
+                with suppress(OSError):  # it has processes
+                    path.rmdir()
+
+
+def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
+    """Enter a new group; return it, or None, and clauses on what was tried in vain."""
+    tried = {_V2: "cgroup v2: it is not mounted", _V1: "cgroup v1: it is not mounted"}
+    for files, version, parent, home in _places(proc):
+        try:
+            if files is _V2:
+                _delegate(parent, home)
+            return _enter(files, limit, parent, home), []
+        except OSError as error:
+            tried[files] = f"{version}: {error.filename or parent}: {error.strerror or error}"
+    return None, list(tried.values())
+
+
+def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
+    """Return for each version its files and name, where a group goes, and where this process is."""
+    groups = {}
+    for line in (proc / "cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        groups[controllers] = group
+    places = {}
+    for line in (proc / "mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        system, _, options = kind.split(" ", 2)
+        if system == "cgroup2" and "" in groups:
+            own = _folder(Path(point), root, groups[""])
+            # Beside this process's group, as one with processes has no groups with controllers in
+            # it; but for the root of all.
+            parent = own if own == Path(point) else own.parent
+            places[0] = (_V2, "cgroup v2", parent, own)
+        elif system == "cgroup" and "memory" in options.split(","):
+            of_memory = (group for names, group in groups.items() if "memory" in names.split(","))
+            own = _folder(Path(point), root, next(of_memory, "/"))
+            places[1] = (_V1, "cgroup v1", own, own)
+    return [places[order] for order in sorted(places)]
+
+
+def _folder(point: Path, root: str, group: str) -> Path:
+    """Return the folder of a group below a mount point, which shows the groups below a root."""
+    return point / group.removeprefix(root if root != "/" else "").strip("/")
+
+
+def _delegate(parent: Path, home: Path) -> None:
+    """Make sure of version 2's memory controller in the groups below a parent."""
+    if "memory" not in (home / "cgroup.controllers").read_text().split():
+        raise OSError(f"no memory controller is delegated to {home}")
+    if home != parent:
+        own_limit = home / _V2.limit
+        if own_limit.exists() and own_limit.read_text().strip() != "max":
+            raise OSError(f"{home} has a limit of its own, which a group beside it would evade")
+    elif "memory" not in (parent / "cgroup.subtree_control").read_text().split():
+        (parent / "cgroup.subtree_control").write_text("+memory")
+
+
+def _enter(files: _Files, limit: int, parent: Path, home: Path) -> MemoryGroup:
+    """Make a group with a limit, and move this process into it."""
+    from tempfile import mkdtemp
+
+    with _turn(parent):  # else others might take it for a leftover
+        path = Path(mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            (path / files.limit).write_text(str(limit))
+            with suppress(OSError):  # a kernel without swap, or that does not account for it
+                (path / files.swap).write_text("0" if files is _V2 else str(limit))
+            (path / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            path.rmdir()
+            raise
+    os.environ[MEMORY_GROUP] = "\n".join((str(os.getpid()), str(limit), str(home), str(path)))
+    group = present()
+    assert group is not None
+    return group
+
+
+def _restart_in_scope(limit: int, command: list[str], tried: list[str]) -> NoReturn:
+    """Begin this program anew in a scope of the user's systemd; raise a UsageError without one."""
+    import shutil
+    import subprocess
+
+    program, flaw = shutil.which("systemd-run"), "it is not installed"
+    for more in _SCOPE_PROPERTIES if program is not None else ():
+        assert program is not None
+        properties = [f"MemoryMax={limit}", "MemorySwapMax=0", *more]
+        start = [program, "--user", "--scope", "--quiet", *(f"--property={p}" for p in properties)]
+        try:
+            probe = subprocess.run(
+                [*start, "--", "true"], capture_output=True, text=True, timeout=_PROBE_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            flaw = str(error)
+            continue
+        if probe.returncode == 0:
+            os.environ[MEMORY_GROUP] = "\n".join((str(os.getpid()), str(limit), "", ""))
+            os.execv(program, [*start, "--", *command])
+        flaw = " ".join(probe.stderr.split()) or f"it exits with status {probe.returncode}"
+    raise _impossible([*tried, f"systemd-run --user --scope: {flaw}"])
+
+
+def _own_scope(limit: int, proc: Path) -> Path:
+    """Return the folder of this process's group, which systemd has given the limit."""
+    for files, _, _, own in _places(proc):
+        with suppress(OSError, ValueError):  # `max` is without a limit
+            if int((own / files.limit).read_text()) <= limit:
+                return own
+    os.environ.pop(MEMORY_GROUP)
+    raise _impossible(
+        ["systemd-run --user --scope: it has set no limit, as the memory controller is not its own"]
+    )
+
+
+def _impossible(tried: list[str]) -> UsageError:
+    return UsageError(
+        f"memory_limit: no control group can be made for the run ({'; '.join(tried)}); have the "
+        "memory controller delegated to you (Delegate=memory in a unit of systemd), run as root, "
+        "or leave memory_limit out"
+    )
+
+
+@contextmanager
+def _turn(parent: Path) -> Iterator[None]:
+    """Wait until no other process makes or removes groups in a folder, and keep them from it."""
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _wait(pidfd: int) -> None:
+    """Wait until a process has ended, for a few seconds at most."""
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(_END_SECONDS * 1e3)
+    finally:
+        os.close(pidfd)
