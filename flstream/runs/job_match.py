@@ -132,8 +132,8 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
     if keys:
         raise UsageError(
             f"the run in {run.path} was made by another job: {message}; give the job it was made "
-            "by (its rounds may be more, and its checkpoints.keep, memory_limit, tracking and engine "
-            "others), or leave out --resume to start a new run"
+            "by (its rounds may be more, and its checkpoints.keep, memory_limit, tracking and "
+            "engine others), or leave out --resume to start a new run"
         )
     if changes:
         raise UsageError(
