@@ -71,10 +71,8 @@ def run_and_show(
         point = None
         if resume:
             from flstream.runs.resume import final_summary, plan_resume
-            from flstream.telemetry.memory_limit import remove_leftovers
 
             point = plan_resume(job, run, from_round)
-            remove_leftovers()  # what a run had that was killed, whatever limit this one has
         is_finished = point is not None and point.is_finished
         if point is not None and is_finished:
             console.out(f"nothing is left to do: the run in {shown_path(run.path)} is finished")
@@ -91,6 +89,10 @@ def run_and_show(
         print_result(console, summary, run)
         with stoppable():
             leave_page(run, console, has_run=not is_finished)
+    if resume:
+        from flstream.telemetry.memory_limit import remove_leftovers
+
+        remove_leftovers()  # the run's own from before it was killed, as its processes are gone now
     return summary
 
 

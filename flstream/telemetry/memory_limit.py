@@ -69,10 +69,12 @@ class MemoryGroup:
     Attributes:
         limit: Limit in bytes.
         owner: Pid of the process that has entered it first.
+        parent: Folder of the groups beside it.
     """
 
     def __init__(self, path: Path, limit: int, owner: int, home: Path | None) -> None:
         self.limit, self.owner = limit, owner
+        self.parent = path.parent
         self._path, self._home = path, home
         self._files = _V2 if (path / _V2.limit).exists() else _V1
         self._highest, self._explained = 0, self._kills()
@@ -244,7 +246,9 @@ def restarted(proc: Path = _PROC) -> Iterator[bool]:
 
 def remove_leftovers(proc: Path = _PROC) -> None:
     """Remove groups without processes, which runs have left that were killed."""
-    for _, _, parent, _ in _places(proc):
+    group = present()
+    parents = [parent for _, _, parent, _ in _places(proc)] if group is None else [group.parent]
+    for parent in parents:
         with suppress(OSError), _turn(parent):
             for path in parent.glob(f"{_PREFIX}*"):
                 with suppress(OSError):  # it has processes
