@@ -166,7 +166,8 @@ def _run(parent: int, own: list[socket.socket], descriptors: list[int]) -> int:
         multiprocessing.current_process().name = name
         if MEMORY_GROUP in os.environ and name != SERVER:
             # Where the kernel has to kill a process, those live on that can say what has happened.
-            Path("/proc/self/oom_score_adj").write_text("1000")
+            with suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text("1000")
         pkgutil.resolve_name(target)(*arguments)
         return 0
     except SystemExit as end:

@@ -101,7 +101,7 @@ def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
 ) -> Failed | Goodbye:
     """Run a command; return the worker's last message, with the cause of its end."""
-    from flstream.telemetry.memory_limit import killed_at_limit, note_kills
+    from flstream.telemetry.memory_limit import killed_at_limit, present
 
     # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
@@ -114,7 +114,7 @@ def _last_message(
     own = {name: value for name, value in os.environ.items() if name not in INHERITED}
     # torchrun leaves a temporary folder behind each time.
     variables = {FOLDER: str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": str(threads)}
-    note_kills()
+    present()  # kills from here on count
     try:
         process = subprocess.Popen(
             words,

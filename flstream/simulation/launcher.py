@@ -123,8 +123,9 @@ def simulate(
                     if job.memory_limit is not None:
                         from flstream.telemetry.memory_limit import limited
 
-                        follower.group = stack.enter_context(limited(job.memory_limit))
-                        sampler.on_tick = follower.group.peak
+                        group = stack.enter_context(limited(job.memory_limit))
+                        assert group is not None
+                        follower.group, sampler.on_tick = group, group.peak
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)

@@ -155,9 +155,9 @@ def server_main(
     redirect_output(run.log(SERVER))
     host = inline_host or ProcessHost.forked(launcher)
     if job.memory_limit is not None:
-        from flstream.telemetry.memory_limit import note_kills
+        from flstream.telemetry.memory_limit import present
 
-        note_kills()
+        present()  # kills from here on count
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(launcher, "the launcher", AnyEvent)
     with ExitStack() as stack:

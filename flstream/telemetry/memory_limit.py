@@ -1,7 +1,7 @@
 """The memory limit of a run: a control group of the kernel around all of its processes.
 
-The launcher enters a new group before it starts others, which inherit it. Memory is charged to the
-group in which it was touched first; so the command line begins anew in the group, and what it had
+The launcher enters a new group before it starts others, which inherit it. The kernel charges memory
+to the group that touched it first; so the command line begins anew in the group, and what it had
 imported before counts, too. The group's memory includes cached pages of files, which the kernel
 drops or writes to the disk rather than exceed the limit. Swap is not allowed, as far as the kernel
 can be told.
@@ -27,21 +27,21 @@ from flstream.units import format_bytes
 _PREFIX = "flstream-"
 _PROC = Path("/proc/self")
 _STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-# A group is at its limit within this much: charges are made in batches by each core.
+# A group is at its limit within this much: each core charges memory in batches.
 _SLACK_BYTES = 16 << 20
-# Time for killed processes to give their memory back.
-_END_SECONDS = 5.0
-_PROBE_SECONDS = 20.0
-# Without the policy, systemd ends a whole scope of which one process is killed. Before its version
-# 253 it knows none, and does nothing.
-_SCOPE_PROPERTIES = ["OOMPolicy=continue"], list[str]()
+# Time for killed processes to give their memory back, and for systemd to answer.
+_END_SECONDS, _ANSWER_SECONDS = 5.0, 20.0
+_SCOPE = "systemd-run --user --scope"
+# Else systemd ends a whole scope of which one process is killed. Before version 253 it knows no
+# such property of scopes, and does not do it.
+_POLICIES = ["OOMPolicy=continue"], list[str]()
 
 
 class _Files(NamedTuple):
     """Names of a group's files in one version of control groups."""
 
     limit: str
-    swap: str
+    swap: str  # in version 1, of memory and swap together
     usage: str
     peak: str
     events: str
@@ -49,11 +49,8 @@ class _Files(NamedTuple):
 
 _V2 = _Files("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events")
 _V1 = _Files(
-    "memory.limit_in_bytes",
-    "memory.memsw.limit_in_bytes",  # of memory and swap together
-    "memory.usage_in_bytes",
-    "memory.max_usage_in_bytes",
-    "memory.oom_control",
+    *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"),
+    *("memory.max_usage_in_bytes", "memory.oom_control"),
 )
 
 
@@ -61,29 +58,27 @@ class MemoryGroup:
     """Control group around the processes of a run.
 
     Args:
-        path: Its folder.
-        limit: Limit in bytes.
-        owner: Pid of the process that has entered it first.
-        home: Folder of the group that the owner came from; None if systemd removes the group.
+        variable: Value of the environment variable of the run's processes.
 
     Attributes:
-        limit: Limit in bytes.
         owner: Pid of the process that has entered it first.
-        parent: Folder of the groups beside it.
+        limit: Limit in bytes.
+        path: Its folder.
     """
 
-    def __init__(self, path: Path, limit: int, owner: int, home: Path | None) -> None:
-        self.limit, self.owner = limit, owner
-        self.parent = path.parent
-        self._path, self._home = path, home
-        self._files = _V2 if (path / _V2.limit).exists() else _V1
+    def __init__(self, variable: str) -> None:
+        owner, limit, home, path = variable.split("\n")
+        self.owner, self.limit, self.path = int(owner), int(limit), Path(path)
+        # The group that the owner came from; systemd removes its groups itself.
+        self._home = Path(home) if home else None
+        self._files = _V2 if (self.path / _V2.limit).exists() else _V1
         self._highest, self._explained = 0, self._kills()
 
     def peak(self) -> int:
         """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
         with suppress(OSError):
             name = self._files.peak if self._has_peak() else self._files.usage
-            self._highest = max(self._highest, int((self._path / name).read_text()))
+            self._highest = max(self._highest, int((self.path / name).read_text()))
         return self._highest
 
     def explains_kill(self) -> bool:
@@ -103,46 +98,44 @@ class MemoryGroup:
             return
         for pid in self._pids():
             with suppress(OSError):
-                (self._home / "cgroup.procs").write_text(str(pid))
+                (self._home / "cgroup.procs").write_text(pid)
         for pid in self._pids():  # one that is ending cannot be moved
-            if pid not in (0, os.getpid()):
+            if pid not in ("0", str(os.getpid())):
                 with suppress(ProcessLookupError):
-                    _wait(os.pidfd_open(pid))
-        with suppress(OSError):  # as if its processes had been killed with the launcher
-            self._path.rmdir()
+                    _wait(int(pid))
+        with suppress(OSError):  # then it is as one whose run was killed
+            self.path.rmdir()
 
     def _kills(self) -> int:
         with suppress(OSError):
-            lines = (self._path / self._files.events).read_text().splitlines()
+            lines = (self.path / self._files.events).read_text().splitlines()
             return int(dict(line.split() for line in lines).get("oom_kill", 0))
         return 0
 
     def _has_peak(self) -> bool:
-        return (self._path / self._files.peak).exists()
+        return (self.path / self._files.peak).exists()
 
-    def _pids(self) -> list[int]:
+    def _pids(self) -> list[str]:
         with suppress(OSError):
-            return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
+            return (self.path / "cgroup.procs").read_text().split()
         return []
 
 
-_present: dict[tuple[int, str], MemoryGroup] = {}  # by process and variable
+_present: dict[tuple[int, str], MemoryGroup] = {}  # by process, as a fork has its parent's
 
 
 def present() -> MemoryGroup | None:
-    """Return the group of the run that this process is a part of; None without a limit."""
-    value = os.environ.get(MEMORY_GROUP)
-    if value is None:
+    """Return the group of the run that this process is a part of; None without a limit.
+
+    Kills before the first call of a process are not explained in it.
+    """
+    variable = os.environ.get(MEMORY_GROUP)
+    if variable is None:
         return None
-    if (key := (os.getpid(), value)) not in _present:
-        owner, limit, home, path = value.split("\n")
-        _present[key] = MemoryGroup(
-            Path(path), int(limit), int(owner), Path(home) if home else None
-        )
+    key = os.getpid(), variable
+    if key not in _present:
+        _present[key] = MemoryGroup(variable)
     return _present[key]
-
-
-note_kills = present
 
 
 def killed_at_limit(remedy: str = "") -> str:
@@ -180,15 +173,14 @@ def limited(limit: int | None, proc: Path = _PROC) -> Iterator[MemoryGroup | Non
     if limit is None or (group is not None and group.owner == os.getpid()):
         yield group
         return
-    if own_rss() > limit:  # the kernel would kill it first
+    if (own := own_rss()) > limit:  # the kernel would kill it first
         raise UsageError(
-            f"memory_limit is {format_bytes(limit)}, and this process has {format_bytes(own_rss())}"
-            " itself; raise it, or run the job with flstream simulate, in a process of its own"
+            f"memory_limit is {format_bytes(limit)}, and this process alone has "
+            f"{format_bytes(own)}; raise it, or run the job with flstream simulate"
         )
     group, tried = _entered(limit, proc)
     if group is None:
-        tried.append("systemd-run --user --scope: only flstream simulate can start under it")
-        raise _impossible(tried)
+        raise _impossible([*tried, f"{_SCOPE}: only flstream simulate can start under it"])
     try:
         yield group
     finally:
@@ -196,17 +188,17 @@ def limited(limit: int | None, proc: Path = _PROC) -> Iterator[MemoryGroup | Non
 
 
 def restart(limit: int, proc: Path = _PROC) -> None:
-    """Begin this program anew in a group with a limit, if it is a command; else return.
+    """Begin this program anew in a group with a limit; return if another program has called it.
 
     Raises:
         UsageError: No group can be made.
     """
-    arguments, own = sys.orig_argv, sys.argv[1:]
-    if arguments[len(arguments) - len(own) :] != own:
-        return  # of another program that has called this one
+    own = sys.argv[1:]
+    if sys.orig_argv[len(sys.orig_argv) - len(own) :] != own:
+        return
     # Nothing may end this process until it can remove the group.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-    command = [sys.executable, *arguments[1:]]
+    command = [sys.executable, *sys.orig_argv[1:]]
     group, tried = _entered(limit, proc)
     try:
         if group is not None:
@@ -229,25 +221,23 @@ def restarted(proc: Path = _PROC) -> Iterator[bool]:
         UsageError: systemd has made a group without a limit.
     """
     owner, limit, home, path = os.environ[MEMORY_GROUP].split("\n")
-    if int(owner) != os.getpid():  # a process of a limited run that has started another one
+    if int(owner) != os.getpid():  # a process of a limited run has started this one
         yield False
         return
-    if not path:
-        path = str(_own_scope(int(limit), proc))
-        os.environ[MEMORY_GROUP] = "\n".join((owner, limit, home, path))
-    group = present()
-    assert group is not None
     try:
+        if not path:
+            _note(int(limit), home, _own_scope(int(limit), proc))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         yield True
     finally:
-        group.leave()
+        if (group := present()) is not None:
+            group.leave()
 
 
 def remove_leftovers(proc: Path = _PROC) -> None:
     """Remove groups without processes, which runs have left that were killed."""
     group = present()
-    parents = [parent for _, _, parent, _ in _places(proc)] if group is None else [group.parent]
+    parents = [place[2] for place in _places(proc)] if group is None else [group.path.parent]
     for parent in parents:
         with suppress(OSError), _turn(parent):
             for path in parent.glob(f"{_PREFIX}*"):
@@ -255,46 +245,64 @@ def remove_leftovers(proc: Path = _PROC) -> None:
                     path.rmdir()
 
 
+def _note(limit: int, home: object, path: Path) -> MemoryGroup:
+    """Set the variable for this process and those that it starts."""
+    os.environ[MEMORY_GROUP] = f"{os.getpid()}\n{limit}\n{home}\n{path}"
+    group = present()
+    assert group is not None
+    return group
+
+
 def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
     """Enter a new group; return it, or None, and clauses on what was tried in vain."""
+    from tempfile import mkdtemp
+
     tried = {_V2: "cgroup v2: it is not mounted", _V1: "cgroup v1: it is not mounted"}
     for files, version, parent, home in _places(proc):
         try:
             if files is _V2:
                 _delegate(parent, home)
-            return _enter(files, limit, parent, home), []
+            with _turn(parent):  # else others might take it for a leftover
+                path = Path(mkdtemp(prefix=_PREFIX, dir=parent))
+                try:
+                    (path / files.limit).write_text(str(limit))
+                    with suppress(OSError):  # a kernel that does not account for swap
+                        (path / files.swap).write_text("0" if files is _V2 else str(limit))
+                    (path / "cgroup.procs").write_text(str(os.getpid()))
+                except OSError:
+                    path.rmdir()
+                    raise
+            return _note(limit, home, path), []
         except OSError as error:
             tried[files] = f"{version}: {error.filename or parent}: {error.strerror or error}"
     return None, list(tried.values())
 
 
 def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
-    """Return for each version its files and name, where a group goes, and where this process is."""
-    groups = {}
+    """Return for each version its files and name, where a group goes, and this process's group."""
+    groups, places = dict[str, str](), dict[int, tuple[_Files, str, Path, Path]]()
     for line in (proc / "cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
-        groups[controllers] = group
-    places = {}
+        groups.update(dict.fromkeys(controllers.split(","), group))
     for line in (proc / "mountinfo").read_text().splitlines():
         mount, _, kind = line.partition(" - ")
         root, point = mount.split()[3:5]
         system, _, options = kind.split(" ", 2)
-        if system == "cgroup2" and "" in groups:
-            own = _folder(Path(point), root, groups[""])
-            # Beside this process's group, as one with processes has no groups with controllers in
-            # it; but for the root of all.
+        controller = {"cgroup2": "", "cgroup": "memory"}.get(system, "none")
+        if controller not in groups or (controller and controller not in options.split(",")):
+            continue
+        # A mount shows the groups below its root.
+        own = Path(point, groups[controller].removeprefix(root.rstrip("/")).strip("/"))
+        if not own.is_dir():
+            continue
+        if controller:
+            places.setdefault(1, (_V1, "cgroup v1", own, own))
+        else:
+            # Beside this process's group, since below one with processes there are no controllers;
+            # but for the root.
             parent = own if own == Path(point) else own.parent
-            places[0] = (_V2, "cgroup v2", parent, own)
-        elif system == "cgroup" and "memory" in options.split(","):
-            of_memory = (group for names, group in groups.items() if "memory" in names.split(","))
-            own = _folder(Path(point), root, next(of_memory, "/"))
-            places[1] = (_V1, "cgroup v1", own, own)
+            places.setdefault(0, (_V2, "cgroup v2", parent, own))
     return [places[order] for order in sorted(places)]
-
-
-def _folder(point: Path, root: str, group: str) -> Path:
-    """Return the folder of a group below a mount point, which shows the groups below a root."""
-    return point / group.removeprefix(root if root != "/" else "").strip("/")
 
 
 def _delegate(parent: Path, home: Path) -> None:
@@ -309,60 +317,37 @@ def _delegate(parent: Path, home: Path) -> None:
         (parent / "cgroup.subtree_control").write_text("+memory")
 
 
-def _enter(files: _Files, limit: int, parent: Path, home: Path) -> MemoryGroup:
-    """Make a group with a limit, and move this process into it."""
-    from tempfile import mkdtemp
-
-    with _turn(parent):  # else others might take it for a leftover
-        path = Path(mkdtemp(prefix=_PREFIX, dir=parent))
-        try:
-            (path / files.limit).write_text(str(limit))
-            with suppress(OSError):  # a kernel without swap, or that does not account for it
-                (path / files.swap).write_text("0" if files is _V2 else str(limit))
-            (path / "cgroup.procs").write_text(str(os.getpid()))
-        except OSError:
-            path.rmdir()
-            raise
-    os.environ[MEMORY_GROUP] = "\n".join((str(os.getpid()), str(limit), str(home), str(path)))
-    group = present()
-    assert group is not None
-    return group
-
-
 def _restart_in_scope(limit: int, command: list[str], tried: list[str]) -> NoReturn:
     """Begin this program anew in a scope of the user's systemd; raise a UsageError without one."""
     import shutil
     import subprocess
 
-    program, flaw = shutil.which("systemd-run"), "it is not installed"
-    for more in _SCOPE_PROPERTIES if program is not None else ():
-        assert program is not None
-        properties = [f"MemoryMax={limit}", "MemorySwapMax=0", *more]
-        start = [program, "--user", "--scope", "--quiet", *(f"--property={p}" for p in properties)]
+    flaw, program = "it is not installed", shutil.which("systemd-run") or ""
+    for policy in _POLICIES if program else ():
+        properties = [f"MemoryMax={limit}", "MemorySwapMax=0", *policy]
+        start = [program, *_SCOPE.split()[1:], "--quiet", *(f"--property={p}" for p in properties)]
         try:
             probe = subprocess.run(
-                [*start, "--", "true"], capture_output=True, text=True, timeout=_PROBE_SECONDS
+                [*start, "--", "true"], capture_output=True, text=True, timeout=_ANSWER_SECONDS
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             flaw = str(error)
             continue
         if probe.returncode == 0:
-            os.environ[MEMORY_GROUP] = "\n".join((str(os.getpid()), str(limit), "", ""))
+            os.environ[MEMORY_GROUP] = f"{os.getpid()}\n{limit}\n\n"  # its path is not known yet
             os.execv(program, [*start, "--", *command])
         flaw = " ".join(probe.stderr.split()) or f"it exits with status {probe.returncode}"
-    raise _impossible([*tried, f"systemd-run --user --scope: {flaw}"])
+    raise _impossible([*tried, f"{_SCOPE}: {flaw}"])
 
 
 def _own_scope(limit: int, proc: Path) -> Path:
-    """Return the folder of this process's group, which systemd has given the limit."""
+    """Return the folder of this process's group, to which systemd has given the limit."""
     for files, _, _, own in _places(proc):
         with suppress(OSError, ValueError):  # `max` is without a limit
             if int((own / files.limit).read_text()) <= limit:
                 return own
-    os.environ.pop(MEMORY_GROUP)
-    raise _impossible(
-        ["systemd-run --user --scope: it has set no limit, as the memory controller is not its own"]
-    )
+    del os.environ[MEMORY_GROUP]
+    raise _impossible([f"{_SCOPE}: it has set no limit, for want of the memory controller"])
 
 
 def _impossible(tried: list[str]) -> UsageError:
@@ -375,7 +360,7 @@ def _impossible(tried: list[str]) -> UsageError:
 
 @contextmanager
 def _turn(parent: Path) -> Iterator[None]:
-    """Wait until no other process makes or removes groups in a folder, and keep them from it."""
+    """Keep other processes from making and removing groups in a folder."""
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -384,8 +369,9 @@ def _turn(parent: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _wait(pidfd: int) -> None:
+def _wait(pid: int) -> None:
     """Wait until a process has ended, for a few seconds at most."""
+    pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)

@@ -160,7 +160,7 @@ def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, mon
     parts = ("b.scope has a limit of its own", "cgroup v1: it is not mounted", "Delegate=memory")
     assert all(part in str(refused.value) for part in (*parts, "systemd-run --user --scope: only"))
     with (
-        pytest.raises(UsageError, match=r"memory_limit is 1 MiB, and this process has .* raise it"),
+        pytest.raises(UsageError, match=r"memory_limit is 1 MiB, and this process alone has"),
         limited(1 << 20, kernel.proc),
     ):
         pass
