@@ -59,7 +59,7 @@ class WorkerPool:
         self._abort = abort
         self._emit = emit
         fewer = f", set clients.parallel below {len(names)}" if len(names) > 1 else ""
-        remedy = f"{fewer}, or have its code keep the model in a file (flare.receive(file=...))"
+        remedy = f"{fewer}, or keep the model in a file (flare.receive(file=...))"
         self._workers = {
             name: PooledWorker(name, own, start, ready_seconds, emit, remedy) for name in names
         }

@@ -146,9 +146,10 @@ def _last_message(
     else:
         reason = "train.command has ended before its script"
     line = last_line(_LOG, log_start)
-    reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
     if at_limit:
-        reason += f"; the kernel killed a process of it{at_limit}"
+        reason += f": the kernel killed a process of it{at_limit}"
+    else:
+        reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
     return Failed("", 0, reason, code, has_died=bool(ranks))
 
 

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,10 +100,11 @@ class MemoryGroup:
         for pid in self._pids():
             with suppress(OSError):
                 (self._home / "cgroup.procs").write_text(pid)
+        deadline = time.monotonic() + _END_SECONDS
         for pid in self._pids():  # one that is ending cannot be moved
             if pid not in ("0", str(os.getpid())):
                 with suppress(ProcessLookupError):
-                    _wait(int(pid))
+                    _wait(int(pid), deadline - time.monotonic())
         with suppress(OSError):  # then it is as one whose run was killed
             self.path.rmdir()
 
@@ -151,8 +153,8 @@ def killed_at_limit(remedy: str = "") -> str:
     if group is None or not group.explains_kill():
         return ""
     return (
-        f", as all processes of the run together came to their memory_limit of "
-        f"{format_bytes(group.limit)}; raise it (flstream validate estimates the need){remedy}"
+        f", as the processes of the run together reached memory_limit = {format_bytes(group.limit)}"
+        f"; raise it (flstream validate estimates the need){remedy}"
     )
 
 
@@ -369,12 +371,12 @@ def _turn(parent: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _wait(pid: int) -> None:
-    """Wait until a process has ended, for a few seconds at most."""
+def _wait(pid: int, seconds: float) -> None:
+    """Wait until a process has ended, ``seconds`` at most."""
     pidfd = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        poll.poll(_END_SECONDS * 1e3)
+        poll.poll(max(seconds, 0.0) * 1e3)
     finally:
         os.close(pidfd)

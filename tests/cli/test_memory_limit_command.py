@@ -5,12 +5,12 @@ import json
 import os
 import signal
 import tempfile
-import threading
 from pathlib import Path
 
 import psutil
 import pytest
 from cli_support import started
+from nightly_cases import first_and_nightly
 
 from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.memory_limit import limited
@@ -109,7 +109,7 @@ def test_a_site_killed_at_the_limit_is_named_and_a_higher_one_resumes_the_run(wr
     job = write_job("import os\n    " + TAKES)
     run = tmp_path / "run"
     summary, errors = simulate(job, run, "--memory-limit", "700MiB", status=1)
-    for part in ("site-2 was killed by SIGKILL", "memory_limit of 700 MiB", "parallel below 2"):
+    for part in ("site-2 was killed by SIGKILL", "memory_limit = 700 MiB", "parallel below 2"):
         assert part in errors
         assert part in summary["error"]
     assert summary["failures"][0]["signal"] == "SIGKILL"
@@ -133,7 +133,7 @@ def begun_run(write_job, tmp_path):
 
 
 @pytest.mark.usefixtures("no_group_left")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@first_and_nightly("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_limited_run_that_is_stopped_leaves_no_group(write_job, tmp_path, number):
     _, run, process = begun_run(write_job, tmp_path)
     assert len(own_groups()) >= 1
@@ -144,7 +144,7 @@ def test_a_limited_run_that_is_stopped_leaves_no_group(write_job, tmp_path, numb
 
 
 @pytest.mark.usefixtures("no_group_left")
-@pytest.mark.parametrize("words", [("--memory-limit", "1GiB"), ()], ids=["limit", "none"])
+@first_and_nightly("words", [(("--memory-limit", "1GiB"),), ((),)], ids=["limit", "none"])
 def test_a_group_that_a_killed_launcher_has_left_goes_with_the_resumed_run(
     write_job, tmp_path, words
 ):
@@ -161,14 +161,14 @@ def test_a_group_that_a_killed_launcher_has_left_goes_with_the_resumed_run(
 
 
 @pytest.mark.usefixtures("no_group_left")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@first_and_nightly("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_while_a_limited_run_starts_leaves_no_group(write_job, tmp_path, number):
     process = started(
         "simulate", write_job(), "--run-dir", tmp_path / "run", "--memory-limit", MORE
     )
     launcher = psutil.Process(process.pid)
     while MEMORY_GROUP not in launcher.environ():
-        threading.Event().wait(0.001)
+        pass
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == 130

@@ -141,7 +141,7 @@ def test_a_kill_is_told_once_and_only_if_the_limit_was_the_reason(kernel):
         assert killed_at_limit() == ""
         events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
         sentence = killed_at_limit(", or wait")
-        assert "their memory_limit of 64 GiB; raise it" in sentence
+        assert "reached memory_limit = 64 GiB; raise it" in sentence
         assert sentence.endswith(", or wait")
         assert killed_at_limit() == ""
     with limited(LIMIT, kernel.proc):
