@@ -242,9 +242,13 @@ def remove_leftovers(proc: Path = _PROC) -> None:
     parents = [place[2] for place in _places(proc)] if group is None else [group.path.parent]
     for parent in parents:
         with suppress(OSError), _turn(parent):
-            for path in parent.glob(f"{_PREFIX}*"):
-                with suppress(OSError):  # it has processes
-                    path.rmdir()
+            _remove_empty(parent)
+
+
+def _remove_empty(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it has processes
+            path.rmdir()
 
 
 def _note(limit: int, home: object, path: Path) -> MemoryGroup:
@@ -256,7 +260,7 @@ def _note(limit: int, home: object, path: Path) -> MemoryGroup:
 
 
 def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
-    """Enter a new group; return it, or None, and clauses on what was tried in vain."""
+    """Enter a new group; return it, or None, and clauses on failed attempts."""
     from tempfile import mkdtemp
 
     tried = {_V2: "cgroup v2: it is not mounted", _V1: "cgroup v1: it is not mounted"}
@@ -265,6 +269,7 @@ def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
             if files is _V2:
                 _delegate(parent, home)
             with _turn(parent):  # else others might take it for a leftover
+                _remove_empty(parent)
                 path = Path(mkdtemp(prefix=_PREFIX, dir=parent))
                 try:
                     (path / files.limit).write_text(str(limit))

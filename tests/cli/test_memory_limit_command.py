@@ -144,7 +144,7 @@ def test_a_limited_run_that_is_stopped_leaves_no_group(write_job, tmp_path, numb
 
 
 @pytest.mark.usefixtures("no_group_left")
-@first_and_nightly("words", [(("--memory-limit", "1GiB"),), ((),)], ids=["limit", "none"])
+@first_and_nightly("words", [("--memory-limit", "1GiB"), ()], ids=["limit", "none"])
 def test_a_group_that_a_killed_launcher_has_left_goes_with_the_resumed_run(
     write_job, tmp_path, words
 ):
