@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +13,7 @@ import typer
 
 from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
 from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.telemetry import MEMORY_GROUP
 
 # Most characters of a job file; a longer one is refused.
 _MOST_READ = 1 << 20
@@ -70,6 +74,14 @@ def simulate(
         bool,
         typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
     ] = False,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Limit of the memory of all processes together, such as 2GiB; the same as "
+            "--set memory_limit=SIZE. A resumed run may have another.",
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a job: a server, and a process for each client, on this machine or on several.
@@ -90,13 +102,16 @@ def simulate(
     if from_round is not None and not resume:
         raise typer.BadParameter("it goes with --resume", param_hint="--from-round")
     try:
-        with closing(ProcessHost.of()) as host:
+        with _memory_group() as is_in_group, closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
             text = ""
             with suppress(OSError), path.open(errors="replace") as file:
                 text = file.read(_MOST_READ)
-            if "inline" not in " ".join([engine or "", *(overrides or ()), text]):
-                host.begin()  # and with inline it may be that no process is needed
+            words = " ".join([engine or "", *(overrides or ()), text])
+            is_limited = memory_limit is not None or "memory_limit" in words
+            # With inline it may be that no process is needed; and with a limit, in the group alone.
+            if "inline" not in words and (is_in_group or not is_limited):
+                host.begin()
             from flstream.job import load_job
 
             settings = {
@@ -104,8 +119,14 @@ def simulate(
                 "clients.count": clients,
                 "rounds": rounds,
                 "engine.pdb": pdb or None,
+                "memory_limit": memory_limit,
             }
             loaded = load_job(path, overrides or (), settings)
+            if loaded.memory_limit is not None and not is_in_group:
+                from flstream.telemetry.memory_limit import restart
+
+                host.close()  # it has begun where the limit is in a file that the job includes
+                restart(loaded.memory_limit)
             host.prepare(variables_of(loaded))
             from flstream.report.console import make_console, report_error
             from flstream.report.running import run_and_show
@@ -132,3 +153,19 @@ def simulate(
     if summary.status == "failed":
         report_error(f"{summary.error}\n  in the run directory {run.path}")
     raise typer.Exit({"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED))
+
+
+@contextmanager
+def _memory_group() -> Iterator[bool]:
+    """Yield whether this process has begun anew in a group with a limit, which the end removes."""
+    if MEMORY_GROUP not in os.environ:
+        yield False
+        return
+    from flstream.cli.run import interrupt
+    from flstream.telemetry.memory_limit import restarted
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they would end this process before that
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
+    with restarted() as is_in_group:
+        yield is_in_group

@@ -28,6 +28,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from flstream.engines.processes import kill_descendants
+from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry.events import SERVER
 
 ANSWER = struct.Struct("<q")
 """The pid, or minus the error's number; then the exit code, or minus that of the signal."""
@@ -162,6 +164,10 @@ def _run(parent: int, own: list[socket.socket], descriptors: list[int]) -> int:
         with open(call, "rb") as file:
             name, target, arguments = _CallUnpickler(file, sockets).load()
         multiprocessing.current_process().name = name
+        if MEMORY_GROUP in os.environ and name != SERVER:
+            # Where the kernel has to kill a process, those live on that can say what has happened.
+            with suppress(OSError):
+                Path("/proc/self/oom_score_adj").write_text("1000")
         pkgutil.resolve_name(target)(*arguments)
         return 0
     except SystemExit as end:

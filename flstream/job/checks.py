@@ -221,6 +221,9 @@ def _places(job: Job) -> Iterator[Problem]:
         yield Problem("engine.gpus", "", "null where clients.gpus lists them")
     if engine.address is not None and engine.type != "ray":
         yield Problem("engine.address", "", "null, unless engine.type is ray")
+    if job.memory_limit is not None and engine.type == "ray":
+        hint = "limit the nodes themselves, or take engine.type = local"
+        yield Problem("memory_limit", "", "null where engine.type is ray, which has nodes", hint)
     if engine.pdb and not engine.is_inline:
         yield Problem(
             "engine.pdb", "", "false, unless engine.type is inline", "add --engine inline"

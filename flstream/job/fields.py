@@ -204,6 +204,11 @@ _SIZE = units.parse_bytes, units.format_bytes_exact
 Bytes = Annotated[int, *in_unit(*_SIZE, units.SIZE_ALLOWED)]
 """A size in bytes."""
 
+MemoryLimit = Annotated[
+    int, Field(ge=256 << 20), *in_unit(*_SIZE, "a size of at least 256 MiB, such as 2 GiB")
+]
+"""A limit of memory, in bytes; what the processes of a run import takes as much by itself."""
+
 ChunkSize = Annotated[
     int,
     Field(le=1 << 30),

@@ -21,7 +21,7 @@ from pydantic import (
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
-from flstream.job.fields import Allowed, Count, Section, Whole
+from flstream.job.fields import Allowed, Count, MemoryLimit, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
 from flstream.job.network_section import NetworkSection
@@ -95,6 +95,13 @@ class Job(Section):
     """The job ends early after so many evaluations without a new best key metric; null is never.
 
     One in which the metric is NaN, infinite or missing does not count.
+    """
+
+    memory_limit: MemoryLimit | None = None
+    """The memory of all processes of the run together, the launcher too; null is without a limit.
+
+    They are in a control group of the kernel. Cached pages of files count, but are dropped or
+    written to the disk rather than exceed it. The run's models do not depend on it.
     """
 
     clients: ClientsSection

@@ -25,11 +25,14 @@ from flstream.model.digests import BodyDigest
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
 from flstream.model.source import Scratch, Source
+from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
-# Bytes written between two requests to the disk to begin writing.
-_WRITEBACK_BYTES = 16 << 20
+# Bytes written between two requests to the disk to begin writing. Where a run has a memory limit,
+# all files have such requests: version 1 of control groups slows nobody down who fills a group with
+# pages that the disk has yet to write.
+_WRITEBACK_BYTES = 32 << 20
 _KINDS = {"d": "folder", "p": "pipe", "s": "socket"}
 
 
@@ -74,6 +77,7 @@ class BodyFile:
         self._name = name
         self._scratch = Scratch()
         self._view = memoryview(b"")
+        self._unsynced, self._writes_back = 0, MEMORY_GROUP in os.environ
 
     def read(self, start: int, stop: int, into: memoryview) -> None:
         """Read the bytes ``[start, stop)``: zeros where nothing was written.
@@ -109,6 +113,10 @@ class BodyFile:
                 f"{self._name}: bytes {start} to {start + len(view)} cannot be written: "
                 f"{error.strerror}"
             ) from error
+        self._unsynced += len(view)
+        if self._writes_back and self._unsynced >= _WRITEBACK_BYTES:
+            begin_writeback(self.fd, 0, 0)  # 0 bytes stand for all up to the end
+            self._unsynced = 0
 
     def close(self) -> None:
         """Close the file, before its last reference goes."""
@@ -261,12 +269,13 @@ class FileSink(BodyFile):
         header = b"" if bare else layout.header(metadata)
         size = len(header) + layout.nbytes
         self._keep, self._durable = resume, durable
-        self._unsynced = 0
         self.resumed = False
         self._temporary = path.parent / f"{path.name}.tmp"
         fd = _opened(path, self._temporary, keep=resume)
         known = FileHeader(layout, dict(metadata or {}), len(header))
         super().__init__(str(path), fd, known)
+        # The disk writes what is durable in the end while the rest is made.
+        self._writes_back = self._writes_back or durable
         try:
             size_before = os.fstat(fd).st_size
             self.resumed = resume and size_before > 0 and os.pread(fd, len(header), 0) == header
@@ -279,15 +288,6 @@ class FileSink(BodyFile):
             if isinstance(error, OSError):
                 raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
             raise
-
-    def write(self, start: int, view: memoryview) -> None:
-        """Write bytes that begin at ``start`` of the body."""
-        super().write(start, view)
-        self._unsynced += len(view)
-        if self._durable and self._unsynced >= _WRITEBACK_BYTES:
-            # The disk can write this part while the next ones are made.
-            begin_writeback(self.fd, 0, self.header_bytes + start + len(view))
-            self._unsynced = 0
 
     def finish(self) -> FileSource:
         """Make the file durable, give it its name, and open it as a source.

@@ -117,6 +117,7 @@ ARGUMENTS: Mapping[str, str] = {
     "clients.gpus": "gpu_config",
     "engine.type": "engine",
     "engine.pdb": "pdb",
+    "memory_limit": "memory_limit",
 }
 """Arguments of :class:`SimEnv` by the dotted keys that they become."""
 
@@ -135,6 +136,8 @@ class SimEnv:
         engine: ``inline`` for a run in this process, one client after another, in which
             ``breakpoint()`` works; None for what the job has.
         pdb: Whether an exception in training code opens pdb there, with the engine inline.
+        memory_limit: Limit of the memory of all processes, such as ``2 GiB``; this process is moved
+            into their control group for the run, and what it has before does not count.
 
     Attributes:
         settings: Values of a job that it sets, by the dotted names of keys.
@@ -156,9 +159,11 @@ class SimEnv:
         quiet: bool = False,
         engine: str | None = None,
         pdb: bool = False,
+        memory_limit: str | int | None = None,
     ) -> None:
         gpus = None if gpu_config is None else _gpu_groups(gpu_config)
-        values = (num_clients or None, clients, num_threads, gpus, engine, pdb or None)
+        processes = (num_clients or None, clients, num_threads, gpus)
+        values = (*processes, engine, pdb or None, memory_limit)
         settings = zip(ARGUMENTS, values, strict=True)
         self.settings = {key: value for key, value in settings if value is not None}
         self.workspace_root, self.quiet = Path(workspace_root), quiet

@@ -54,6 +54,7 @@ def forecast_json(
         "imports": need.imports._asdict(),
         "building": need.building and need.building._asdict(),
         "programs": [msgspec.to_builtins(program) for program in need.programs],
+        "memory_limit": job.memory_limit,
         "available": {"memory": room.memory, "disk": room.disk, "folder": str(room.folder)},
         "fits": not lacks,
         "lacking": [lack.sentence for lack in lacks],
@@ -92,6 +93,9 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "not counted", f"{size(3 * need.model_bytes)} a worker for gradients and Adam's state;"
     yield "", "activations, data, and libraries that load at their first use"
     all_memory = size(need.total_bytes)
-    yield "all memory", f"about {all_memory} without these, {size(room.memory)} available"
+    has = f"{size(room.memory)} available"
+    if job.memory_limit is not None:
+        has += f", {size(job.memory_limit)} allowed (memory_limit)"
+    yield "all memory", f"about {all_memory} without these, {has}"
     free = "" if room.disk is None else f", {size(room.disk)} free"
     yield "disk", f"about {size(need.disk_bytes)} (keep = {job.checkpoints.keep}){free}"

@@ -89,6 +89,10 @@ def run_and_show(
         print_result(console, summary, run)
         with stoppable():
             leave_page(run, console, has_run=not is_finished)
+    if resume:
+        from flstream.telemetry.memory_limit import remove_leftovers
+
+        remove_leftovers()  # the run's own from before it was killed, as its processes are gone now
     return summary
 
 
@@ -161,6 +165,9 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
+    if summary.memory.group_peak:
+        peak, limit = format_bytes(summary.memory.group_peak), summary.settings["memory_limit"]
+        console.print(f"Their group, with cached files: at most {peak}, of {limit} (memory_limit).")
     print_tables(console, views.nodes_table(summary))
     if summary.failures:
         _print_failures(console, summary.failures)

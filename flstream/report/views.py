@@ -114,10 +114,13 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
     ]
     title = f"Peak memory (the model is {format_bytes(summary.model.bytes)})"
     table = Table.of(Column("process", "name"), processes.items(), columns, title)
+    rows = list(table.rows)
     if len(clients) > most:
-        gap = Gap(len(clients) - largest)
-        return replace(table, rows=[*table.rows[:-1], gap, table.rows[-1]])
-    return table
+        rows.insert(-1, Gap(len(clients) - largest))
+    if summary.memory.group_peak:
+        peaks = {"process": "all, with cached files", "peak RSS": summary.memory.group_peak}
+        rows.append(Row([peaks.get(column.head) for column in table.columns]))
+    return replace(table, rows=rows)
 
 
 def nodes_table(summary: Summary) -> Table:
@@ -248,6 +251,7 @@ _COST_COLUMNS = [
     Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
     Column("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
     Column("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
+    Column("their group", "bytes", 5, lambda run: run.summary.memory.group_peak or None),
     Column("down", "bytes", 4, "summary.transfer.down.bytes"),
     Column("up", "bytes", 4, "summary.transfer.up.bytes"),
     Column("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),

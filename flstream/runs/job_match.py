@@ -23,7 +23,7 @@ from flstream.runs.run_directory import RunDirectory
 # Keys and sections, besides rounds, whose value may change on resume. They do not affect a
 # model's bits, and a run whose disk is full may have no other way to go on. What model.base.hf
 # gives is compared by its digest.
-_FREE = ("checkpoints.keep", "model.base.hf", "tracking.", "engine.")
+_FREE = ("checkpoints.keep", "memory_limit", "model.base.hf", "tracking.", "engine.")
 # The path of a file with code, before the name in it. Files are compared by contents.
 _FILE = re.compile(r'"/[^"]*\.py:')
 _READ_BYTES = 1 << 20
@@ -106,8 +106,8 @@ def _described(path: Path, folder: Path) -> JobFile:
 def check_same_job(job: Job, run: RunDirectory) -> None:
     """Check that a job is a run's job, by its keys and the contents of its files.
 
-    Only ``rounds`` (to more), ``checkpoints.keep``, ``tracking`` and ``engine`` may differ. The
-    files may have been moved.
+    Only ``rounds`` (to more), ``checkpoints.keep``, ``memory_limit``, ``tracking`` and ``engine``
+    may differ. The files may have been moved.
     """
     try:
         before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])
@@ -123,8 +123,8 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
     if keys:
         raise UsageError(
             f"the run in {run.path} was made by another job: {message}; give the job it was made "
-            "by (its rounds may be more, and its checkpoints.keep, tracking and engine others), or "
-            "leave out --resume to start a new run"
+            "by (its rounds may be more, and its checkpoints.keep, memory_limit, tracking and "
+            "engine others), or leave out --resume to start a new run"
         )
     if changes:
         raise UsageError(

@@ -142,6 +142,8 @@ class MemorySummary(msgspec.Struct):
             with pages that processes share counted once.
         nodes: All processes of each node of a cluster at one time; absent where all processes are
             on one machine.
+        group_peak: The control group of all processes (``memory_limit``), with the cached pages of
+            files that the kernel charges to it; absent without a limit.
     """
 
     server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
@@ -149,6 +151,7 @@ class MemorySummary(msgspec.Struct):
     peak_total_pss: int = 0
     nodes: dict[str, int] | UnsetType = UNSET
     evaluator: ProcessMemory | UnsetType = UNSET
+    group_peak: int | UnsetType = UNSET
 
     @property
     def largest_client(self) -> int:

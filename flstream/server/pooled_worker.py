@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from signal import SIGKILL
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -100,6 +101,7 @@ class PooledWorker:
         start: Callable[[str], WorkerHandle],
         ready_seconds: float,
         emit: Emit,
+        remedy: str,
     ) -> None:
         self.name = name
         self.own = own
@@ -109,6 +111,7 @@ class PooledWorker:
         self._start = start
         self._ready_seconds = ready_seconds
         self._emit = emit
+        self._remedy = remedy
         # Processes in a row that did not become ready, and that were lost before they took a task.
         self._failed_starts = 0
         self._lost_in_a_row = 0
@@ -234,9 +237,15 @@ class PooledWorker:
             return error
         failed = handle.failure()
         self.drop()
-        lost = WorkerLostError(f"{self.name} {how_ended(code)}", exit_code=code)
         if failed is not None:
             lost = WorkerLostError(failed.reason, exit_code=failed.exit_code)
+        else:
+            reason = f"{self.name} {how_ended(code)}"
+            if code == -SIGKILL:
+                from flstream.telemetry.memory_limit import killed_at_limit
+
+                reason += killed_at_limit(self._remedy)
+            lost = WorkerLostError(reason, exit_code=code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged
             lost.has_raised = error.has_raised

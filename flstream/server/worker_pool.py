@@ -58,8 +58,10 @@ class WorkerPool:
     ) -> None:
         self._abort = abort
         self._emit = emit
+        fewer = f", set clients.parallel below {len(names)}" if len(names) > 1 else ""
+        remedy = f"{fewer}, or keep the model in a file (flare.receive(file=...))"
         self._workers = {
-            name: PooledWorker(name, own, start, ready_seconds, emit) for name in names
+            name: PooledWorker(name, own, start, ready_seconds, emit, remedy) for name in names
         }
         # One may wait for sites that a workflow has yet to start, while another does a task.
         self._threads = ThreadPoolExecutor(2 * len(names), thread_name_prefix="worker-pool")

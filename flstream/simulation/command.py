@@ -101,6 +101,8 @@ def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
 ) -> Failed | Goodbye:
     """Run a command; return the worker's last message, with the cause of its end."""
+    from flstream.telemetry.memory_limit import killed_at_limit, present
+
     # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
     # What a rank that is killed leaves behind, such as a data loader's processes, becomes this
@@ -112,6 +114,7 @@ def _last_message(
     own = {name: value for name, value in os.environ.items() if name not in INHERITED}
     # torchrun leaves a temporary folder behind each time.
     variables = {FOLDER: str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": str(threads)}
+    present()  # kills from here on count
     try:
         process = subprocess.Popen(
             words,
@@ -123,7 +126,7 @@ def _last_message(
         raise SimulationError(
             f"train.command: {words[0]} cannot be started: {error.strerror}; name a program"
         ) from error
-    code = process.wait()
+    code, at_limit = process.wait(), killed_at_limit(", or start fewer ranks")
     files = folder.glob(f"*{END}")
     ends = [msgspec.msgpack.decode(path.read_bytes(), type=ScriptEnd) for path in files]
     reasons, first = [], None
@@ -132,7 +135,7 @@ def _last_message(
             first = first or script.failure
             reasons.append((f"rank {script.rank}: " if script.rank else "") + script.failure.reason)
     if first is not None:
-        return Failed("", 0, "; ".join(reasons), first.exit_code)
+        return Failed("", 0, "; ".join(reasons) + at_limit, first.exit_code)
     peaks = [script.peak_rss for script in ends if not script.rank]
     if peaks and not code:
         return Goodbye(peaks[0])
@@ -143,7 +146,10 @@ def _last_message(
     else:
         reason = "train.command has ended before its script"
     line = last_line(_LOG, log_start)
-    reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
+    if at_limit:
+        reason += f": the kernel killed a process of it{at_limit}"
+    else:
+        reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
     return Failed("", 0, reason, code, has_died=bool(ranks))
 
 

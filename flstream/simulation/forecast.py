@@ -243,6 +243,9 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
         available: Available memory and disk.
     """
     memory, disk, folder, flaw = available
+    limit = job.memory_limit
+    is_limited = limit is not None and limit < memory
+    memory = limit if limit is not None and is_limited else memory
     if need.total_bytes > memory:
         fewer = job.clients.workers - -(-(need.total_bytes - memory) // need.worker_bytes)
         change = "make the model smaller, or free memory"
@@ -250,8 +253,11 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
             change = "set streaming.mode = pull and leave the chunk sizes at their default"
         elif fewer > 0 and job.engine.is_local:
             change = f"set clients.parallel = {fewer}"
+        if is_limited and need.total_bytes <= available.memory:
+            change += f", or memory_limit = {-(-need.total_bytes >> 20)} MiB"
         need_text = f"{need.mode} mode needs about {format_bytes(need.total_bytes)} of memory"
-        yield Lack(f"{need_text}, {format_bytes(memory)} are available", change)
+        has = "allowed (memory_limit)" if is_limited else "available"
+        yield Lack(f"{need_text}, {format_bytes(memory)} are {has}", change)
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from flstream.telemetry.events import (
     RoundFinished,
     RunFinished,
     RunRefused,
+    SiteFailed,
     Warned,
 )
 from flstream.telemetry.machine import this_machine
@@ -49,6 +51,7 @@ from flstream.transport.messages import MessageChannel
 # the client API.
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
+    from flstream.telemetry.memory_limit import MemoryGroup
     from flstream.tracking.thread import TrackerThread
 
 LAUNCHER = "launcher"
@@ -117,6 +120,12 @@ def simulate(
             host = host or ProcessHost.of(job)
             try:
                 with ExitStack() as stack:
+                    if job.memory_limit is not None:
+                        from flstream.telemetry.memory_limit import limited
+
+                        group = stack.enter_context(limited(job.memory_limit))
+                        assert group is not None
+                        follower.group, sampler.on_tick = group, group.peak
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
@@ -183,6 +192,7 @@ class _Follower:
         is_inline: bool,
     ) -> None:
         self.tracker: TrackerThread | None = None
+        self.group: MemoryGroup | None = None
         self._history = history
         self._sampler = sampler
         self._listener = listener
@@ -203,6 +213,10 @@ class _Follower:
         except StreamingError:
             code = server.exit_code(_EXIT_SECONDS)
             end = "has ended, and all other processes" if code is None else how_ended(code)
+            if self.group is not None and code in (None, -signal.SIGKILL):
+                from flstream.telemetry.memory_limit import killed_at_limit
+
+                end += killed_at_limit()
             name = FORK_SERVER if code is None else SERVER
             self.end(f"the {name} {end}; go on with --resume")
         finally:
@@ -224,6 +238,7 @@ class _Follower:
             self._sampler.peak_total_pss,
             dict(self._sampler.nodes) or UNSET,
             peaks.get(EVALUATOR, UNSET),
+            UNSET if self.group is None else self.group.peak(),
         )
         return summary
 
@@ -270,6 +285,9 @@ class _Follower:
             case NodeJoined(node=node, other_processor=other) if other:
                 message = f"node {node} has another processor ({other}), which may round otherwise"
                 self._history.apply(Warned(message=message))
+            case SiteFailed(reason=text) | Warned(message=text) if self.group is not None:
+                if "memory_limit" in text:  # the server has told of this kill
+                    self.group.explains_kill()
             case RoundFinished() if self._on_round is not None:
                 self._on_round()
         if self._listener is not None:

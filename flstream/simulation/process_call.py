@@ -69,7 +69,9 @@ class ProcessCall(Generic[ValueT]):
             code = self.process.exit_code(_END_SECONDS)
             how = "has hung up" if code is None else how_ended(code)
             if code == -signal.SIGKILL:
-                how += ": the machine may have too little memory for the model"
+                from flstream.telemetry.memory_limit import killed_at_limit
+
+                how += killed_at_limit() or ": the machine may have too little memory for the model"
             raise NoAnswerError(how) from None
         finally:
             self.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from flstream.runs.job_match import check_same_job
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.child import redirect_output
+from flstream.telemetry.memory_limit import limited
 from flstream.transport.messages import MessageChannel
 
 
@@ -66,22 +68,20 @@ def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> N
             and the old folder is kept as ``.failed/<name>-1``.
         sweep: Socket to the sweep.
     """
-    host = ProcessHost.forked(sweep)  # before there is a thread
     log = path.with_name(f"{path.name}.log")
     redirect_output(log)
     console = make_console(file=sys.stdout)
     console.quiet = True
     try:
-        if has_failed:
-            _set_aside_other(job, path)
-        run = RunDirectory.reopen(job.name, path)
-        summary = run_and_show(job, run, console, resume=True, host=host)
+        with limited(job.memory_limit), closing(ProcessHost.forked(sweep)) as host:
+            if has_failed:
+                _set_aside_other(job, path)
+            run = RunDirectory.reopen(job.name, path)
+            summary = run_and_show(job, run, console, resume=True, host=host)
         end = PointEnded.of(summary)
     except FlstreamError as error:
-        host.close()
         end = PointEnded("failed", error=str(error))
     except Exception as error:
-        host.close()
         code_failed(error)
         end = PointEnded("failed", error=f"{type(error).__name__}: {error}; see {log}")
     sys.stdout.flush()

@@ -193,7 +193,12 @@ class MemorySampler:
     Args:
         path: Path of the file for the samples, or None.
         keeps: Whether samples are kept for :meth:`collect`.
+
+    Attributes:
+        on_tick: Function called at each tick.
     """
+
+    on_tick: Callable[[], object] | None = None
 
     def __init__(self, path: Path | None = None, *, keeps: bool = False) -> None:
         self._file: IO[bytes] | None = path.open("ab", buffering=0) if path else None
@@ -303,6 +308,8 @@ class MemorySampler:
             self._tick()
 
     def _tick(self) -> None:
+        if self.on_tick is not None:
+            self.on_tick()
         with self._lock:
             began = time.monotonic()
             reads = began >= self._reads_at

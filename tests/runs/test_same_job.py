@@ -89,7 +89,7 @@ def test_what_the_code_imports_from_beside_itself_is_noted(run):
         lambda folder: append(folder, "unused.py"),
         lambda folder: (folder / "job.conf").write_text("# as before\n" + JOB),
         lambda folder: (folder / "client.py").rename(folder / "x.py") and ["train.script=x.py"],
-        lambda folder: ["checkpoints.keep=7", "tracking.type=tensorboard"],
+        lambda folder: ["checkpoints.keep=7", "tracking.type=tensorboard", "memory_limit=1 GiB"],
     ],
 )
 def test_the_same_job_goes_on_without_a_word(folder, run, change):
@@ -133,7 +133,7 @@ def test_files_that_came_and_went_are_named(folder, run):
 @pytest.mark.parametrize(
     ("text", "overrides", "words"),
     [
-        (JOB, ["seed=9", "checkpoints.keep=1"], ["its checkpoints.keep, tracking and engine oth"]),
+        (JOB, ["seed=9", "checkpoints.keep=1"], ["its checkpoints.keep, memory_limit, tracking"]),
         (JOB, ["workflow.type=relay.py:other"], ['"relay.py:relay" there and "relay.py:other" h']),
         (JOB, ["workflow.args.more=[1]"], ["workflow.args.more is not given there and [1] here"]),
         (JOB.replace("size = 1", "size = 2"), [], ["filters.up is ["]),

@@ -162,6 +162,26 @@ def test_a_job_that_takes_too_much_memory_gets_the_change_that_fits(
         assert fitted(job, memory=memory * GIB) == []
 
 
+@pytest.mark.parametrize(
+    ("clients", "memory", "advice"),
+    [
+        (8, 20, "set clients.parallel = 3, or memory_limit = 8920 MiB"),
+        (8, 5, "set clients.parallel = 3"),  # the machine has no more than the run takes
+        (8, 3, None),  # the machine has less than the limit
+    ],
+)
+def test_a_job_that_takes_more_than_its_limit_gets_the_change_that_fits(clients, memory, advice):
+    job = a_job(clients={"count": clients}, memory_limit="4 GiB")
+    [(sentence, change)] = fitted(job, memory=memory * GIB)
+    if advice is None:
+        assert sentence.endswith("3 GiB are available")
+        return
+    assert sentence.endswith("4 GiB are allowed (memory_limit)")
+    assert change == advice
+    job = a_job(clients={"count": clients, "parallel": 3}, memory_limit="4 GiB")
+    assert fitted(job, memory=memory * GIB) == []
+
+
 def test_the_most_checkpoints_that_fit_are_named():
     sentence = "the run takes about 21 GiB of disk, 8 GiB are free in runs"
     assert fitted(a_job(20), disk=8 * GIB) == [Lack(sentence, "set checkpoints.keep = 6")]

@@ -1,0 +1,387 @@
+"""The memory limit of a run: a control group of the kernel around all of its processes.
+
+The launcher enters a new group before it starts others, which inherit it. The kernel charges memory
+to the group that touched it first; so the command line begins anew in the group, and what it had
+imported before counts, too. The group's memory includes cached pages of files, which the kernel
+drops or writes to the disk rather than exceed the limit. Swap is not allowed, as far as the kernel
+can be told.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from flstream.errors import UsageError
+from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry.memory import own_rss
+from flstream.units import format_bytes
+
+_PREFIX = "flstream-"
+_PROC = Path("/proc/self")
+_STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+# A group is at its limit within this much: each core charges memory in batches.
+_SLACK_BYTES = 16 << 20
+# Time for killed processes to give their memory back, and for systemd to answer.
+_END_SECONDS, _ANSWER_SECONDS = 5.0, 20.0
+_SCOPE = "systemd-run --user --scope"
+# Else systemd ends a whole scope of which one process is killed. Before version 253 it knows no
+# such property of scopes, and does not do it.
+_POLICIES = ["OOMPolicy=continue"], list[str]()
+
+
+class _Files(NamedTuple):
+    """Names of a group's files in one version of control groups."""
+
+    limit: str
+    swap: str  # in version 1, of memory and swap together
+    usage: str
+    peak: str
+    events: str
+
+
+_V2 = _Files("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events")
+_V1 = _Files(
+    *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"),
+    *("memory.max_usage_in_bytes", "memory.oom_control"),
+)
+
+
+class MemoryGroup:
+    """Control group around the processes of a run.
+
+    Args:
+        variable: Value of the environment variable of the run's processes.
+
+    Attributes:
+        owner: Pid of the process that has entered it first.
+        limit: Limit in bytes.
+        path: Its folder.
+    """
+
+    def __init__(self, variable: str) -> None:
+        owner, limit, home, path = variable.split("\n")
+        self.owner, self.limit, self.path = int(owner), int(limit), Path(path)
+        # The group that the owner came from; systemd removes its groups itself.
+        self._home = Path(home) if home else None
+        self._files = _V2 if (self.path / _V2.limit).exists() else _V1
+        self._highest, self._explained = 0, self._kills()
+
+    def peak(self) -> int:
+        """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
+        with suppress(OSError):
+            name = self._files.peak if self._has_peak() else self._files.usage
+            self._highest = max(self._highest, int((self.path / name).read_text()))
+        return self._highest
+
+    def explains_kill(self) -> bool:
+        """Return whether the kernel has killed one more process of the group at the limit."""
+        # The machine, or a group around this one, may have run out of memory before.
+        is_at_limit = not self._has_peak() or self.peak() + _SLACK_BYTES >= self.limit
+        if self._kills() <= self._explained or not is_at_limit:
+            return False
+        self._explained += 1
+        return True
+
+    def leave(self) -> None:
+        """Move this process, and what the run has left, back to where it was; remove the group."""
+        self.peak()
+        os.environ.pop(MEMORY_GROUP, None)
+        if self._home is None:
+            return
+        for pid in self._pids():
+            with suppress(OSError):
+                (self._home / "cgroup.procs").write_text(pid)
+        deadline = time.monotonic() + _END_SECONDS
+        for pid in self._pids():  # one that is ending cannot be moved
+            if pid not in ("0", str(os.getpid())):
+                with suppress(ProcessLookupError):
+                    _wait(int(pid), deadline - time.monotonic())
+        with suppress(OSError):  # then it is as one whose run was killed
+            self.path.rmdir()
+
+    def _kills(self) -> int:
+        with suppress(OSError):
+            lines = (self.path / self._files.events).read_text().splitlines()
+            return int(dict(line.split() for line in lines).get("oom_kill", 0))
+        return 0
+
+    def _has_peak(self) -> bool:
+        return (self.path / self._files.peak).exists()
+
+    def _pids(self) -> list[str]:
+        with suppress(OSError):
+            return (self.path / "cgroup.procs").read_text().split()
+        return []
+
+
+_present: dict[tuple[int, str], MemoryGroup] = {}  # by process, as a fork has its parent's
+
+
+def present() -> MemoryGroup | None:
+    """Return the group of the run that this process is a part of; None without a limit.
+
+    Kills before the first call of a process are not explained in it.
+    """
+    variable = os.environ.get(MEMORY_GROUP)
+    if variable is None:
+        return None
+    key = os.getpid(), variable
+    if key not in _present:
+        _present[key] = MemoryGroup(variable)
+    return _present[key]
+
+
+def killed_at_limit(remedy: str = "") -> str:
+    """Return a clause on a process that the kernel has killed at the limit; each is told once.
+
+    Args:
+        remedy: What may be done instead of raising the limit, as the end of a list.
+
+    Returns:
+        The clause, from its comma on; empty where the limit was not the reason.
+    """
+    group = present()
+    if group is None or not group.explains_kill():
+        return ""
+    return (
+        f", as the processes of the run together reached memory_limit = {format_bytes(group.limit)}"
+        f"; raise it (flstream validate estimates the need){remedy}"
+    )
+
+
+@contextmanager
+def limited(limit: int | None, proc: Path = _PROC) -> Iterator[MemoryGroup | None]:
+    """Run a block with this process, and those that it starts, in a group with a limit.
+
+    Nothing is done without a limit, or if this process has entered its run's group before.
+
+    Args:
+        limit: Limit in bytes; None for none.
+        proc: Folder with ``cgroup`` and ``mountinfo`` of this process.
+
+    Raises:
+        UsageError: No group can be made, or this process has more memory than that already.
+    """
+    group = None if limit is None else present()
+    if limit is None or (group is not None and group.owner == os.getpid()):
+        yield group
+        return
+    if (own := own_rss()) > limit:  # the kernel would kill it first
+        raise UsageError(
+            f"memory_limit is {format_bytes(limit)}, and this process alone has "
+            f"{format_bytes(own)}; raise it, or run the job with flstream simulate"
+        )
+    group, tried = _entered(limit, proc)
+    if group is None:
+        raise _impossible([*tried, f"{_SCOPE}: only flstream simulate can start under it"])
+    try:
+        yield group
+    finally:
+        group.leave()
+
+
+def restart(limit: int, proc: Path = _PROC) -> None:
+    """Begin this program anew in a group with a limit; return if another program has called it.
+
+    Raises:
+        UsageError: No group can be made.
+    """
+    own = sys.argv[1:]
+    if sys.orig_argv[len(sys.orig_argv) - len(own) :] != own:
+        return
+    # Nothing may end this process until it can remove the group.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    group, tried = _entered(limit, proc)
+    try:
+        if group is not None:
+            os.execv(sys.executable, command)
+        _restart_in_scope(limit, command, tried)
+    finally:
+        if group is not None:
+            group.leave()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def restarted(proc: Path = _PROC) -> Iterator[bool]:
+    """Remove the group at the end of the block, where :func:`restart` has begun this program.
+
+    Yields:
+        Whether it has.
+
+    Raises:
+        UsageError: systemd has made a group without a limit.
+    """
+    owner, limit, home, path = os.environ[MEMORY_GROUP].split("\n")
+    if int(owner) != os.getpid():  # a process of a limited run has started this one
+        yield False
+        return
+    try:
+        if not path:
+            _note(int(limit), home, _own_scope(int(limit), proc))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        yield True
+    finally:
+        if (group := present()) is not None:
+            group.leave()
+
+
+def remove_leftovers(proc: Path = _PROC) -> None:
+    """Remove groups without processes, which runs have left that were killed."""
+    group = present()
+    parents = [place[2] for place in _places(proc)] if group is None else [group.path.parent]
+    for parent in parents:
+        with suppress(OSError), _turn(parent):
+            _remove_empty(parent)
+
+
+def _remove_empty(parent: Path) -> None:
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # it has processes
+            path.rmdir()
+
+
+def _note(limit: int, home: object, path: Path) -> MemoryGroup:
+    """Set the variable for this process and those that it starts."""
+    os.environ[MEMORY_GROUP] = f"{os.getpid()}\n{limit}\n{home}\n{path}"
+    group = present()
+    assert group is not None
+    return group
+
+
+def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
+    """Enter a new group; return it, or None, and clauses on failed attempts."""
+    from tempfile import mkdtemp
+
+    tried = {_V2: "cgroup v2: it is not mounted", _V1: "cgroup v1: it is not mounted"}
+    for files, version, parent, home in _places(proc):
+        try:
+            if files is _V2:
+                _delegate(parent, home)
+            with _turn(parent):  # else others might take it for a leftover
+                _remove_empty(parent)
+                path = Path(mkdtemp(prefix=_PREFIX, dir=parent))
+                try:
+                    (path / files.limit).write_text(str(limit))
+                    with suppress(OSError):  # a kernel that does not account for swap
+                        (path / files.swap).write_text("0" if files is _V2 else str(limit))
+                    (path / "cgroup.procs").write_text(str(os.getpid()))
+                except OSError:
+                    path.rmdir()
+                    raise
+            return _note(limit, home, path), []
+        except OSError as error:
+            tried[files] = f"{version}: {error.filename or parent}: {error.strerror or error}"
+    return None, list(tried.values())
+
+
+def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
+    """Return for each version its files and name, where a group goes, and this process's group."""
+    groups, places = dict[str, str](), dict[int, tuple[_Files, str, Path, Path]]()
+    for line in (proc / "cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        groups.update(dict.fromkeys(controllers.split(","), group))
+    for line in (proc / "mountinfo").read_text().splitlines():
+        mount, _, kind = line.partition(" - ")
+        root, point = mount.split()[3:5]
+        system, _, options = kind.split(" ", 2)
+        controller = {"cgroup2": "", "cgroup": "memory"}.get(system, "none")
+        if controller not in groups or (controller and controller not in options.split(",")):
+            continue
+        # A mount shows the groups below its root.
+        own = Path(point, groups[controller].removeprefix(root.rstrip("/")).strip("/"))
+        if not own.is_dir():
+            continue
+        if controller:
+            places.setdefault(1, (_V1, "cgroup v1", own, own))
+        else:
+            # Beside this process's group, since below one with processes there are no controllers;
+            # but for the root.
+            parent = own if own == Path(point) else own.parent
+            places.setdefault(0, (_V2, "cgroup v2", parent, own))
+    return [places[order] for order in sorted(places)]
+
+
+def _delegate(parent: Path, home: Path) -> None:
+    """Make sure of version 2's memory controller in the groups below a parent."""
+    if "memory" not in (home / "cgroup.controllers").read_text().split():
+        raise OSError(f"no memory controller is delegated to {home}")
+    if home != parent:
+        own_limit = home / _V2.limit
+        if own_limit.exists() and own_limit.read_text().strip() != "max":
+            raise OSError(f"{home} has a limit of its own, which a group beside it would evade")
+    elif "memory" not in (parent / "cgroup.subtree_control").read_text().split():
+        (parent / "cgroup.subtree_control").write_text("+memory")
+
+
+def _restart_in_scope(limit: int, command: list[str], tried: list[str]) -> NoReturn:
+    """Begin this program anew in a scope of the user's systemd; raise a UsageError without one."""
+    import shutil
+    import subprocess
+
+    flaw, program = "it is not installed", shutil.which("systemd-run") or ""
+    for policy in _POLICIES if program else ():
+        properties = [f"MemoryMax={limit}", "MemorySwapMax=0", *policy]
+        start = [program, *_SCOPE.split()[1:], "--quiet", *(f"--property={p}" for p in properties)]
+        try:
+            probe = subprocess.run(
+                [*start, "--", "true"], capture_output=True, text=True, timeout=_ANSWER_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            flaw = str(error)
+            continue
+        if probe.returncode == 0:
+            os.environ[MEMORY_GROUP] = f"{os.getpid()}\n{limit}\n\n"  # its path is not known yet
+            os.execv(program, [*start, "--", *command])
+        flaw = " ".join(probe.stderr.split()) or f"it exits with status {probe.returncode}"
+    raise _impossible([*tried, f"{_SCOPE}: {flaw}"])
+
+
+def _own_scope(limit: int, proc: Path) -> Path:
+    """Return the folder of this process's group, to which systemd has given the limit."""
+    for files, _, _, own in _places(proc):
+        with suppress(OSError, ValueError):  # `max` is without a limit
+            if int((own / files.limit).read_text()) <= limit:
+                return own
+    del os.environ[MEMORY_GROUP]
+    raise _impossible([f"{_SCOPE}: it has set no limit, for want of the memory controller"])
+
+
+def _impossible(tried: list[str]) -> UsageError:
+    return UsageError(
+        f"memory_limit: no control group can be made for the run ({'; '.join(tried)}); have the "
+        "memory controller delegated to you (Delegate=memory in a unit of systemd), run as root, "
+        "or leave memory_limit out"
+    )
+
+
+@contextmanager
+def _turn(parent: Path) -> Iterator[None]:
+    """Keep other processes from making and removing groups in a folder."""
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _wait(pid: int, seconds: float) -> None:
+    """Wait until a process has ended, ``seconds`` at most."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.poll(max(seconds, 0.0) * 1e3)
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,226 @@
+"""Groups of both versions, in folders that stand for the kernel's, and scopes of systemd."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flstream.errors import UsageError
+from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry.memory_limit import killed_at_limit, limited, present, remove_leftovers
+
+LIMIT = 64 << 30
+V2_MOUNT = "41 31 0:38 {root} {point} rw,relatime shared:9 - cgroup2 cgroup2 rw"
+V1_MOUNT = "35 31 0:32 {root} {point} rw,relatime - cgroup cgroup rw,memory"
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from flstream.errors import UsageError
+from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry.memory_limit import present, restart, restarted
+
+try:
+    if MEMORY_GROUP in os.environ:
+        with restarted(Path(sys.argv[1])) as is_own:
+            print(is_own, present().limit, present().owner == os.getpid(), *sys.argv[2:])
+        print(MEMORY_GROUP in os.environ)
+    else:
+        restart(4 << 30, Path(sys.argv[1]))
+except UsageError as error:
+    sys.exit(str(error))
+"""
+SYSTEMD_RUN = """#!/bin/sh
+echo "$*" >> {log}
+for word in "$@"; do
+  case "$word" in
+    --property=OOMPolicy=*) {policy};;
+    --property=MemoryMax=*) echo "${{word#*MemoryMax=}}" > {scope}/memory.max;;
+  esac
+done
+while [ "$1" != "--" ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+class Kernel:
+    """Folders that stand for those of /proc and of the mounted control groups."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.v1, self.v2 = folder / "proc", folder / "v1", folder / "v2"
+        self.proc.mkdir()
+        self.groups, self.mounts = list[str](), list[str]()
+        self.mount()
+
+    def mount(self) -> None:
+        (self.proc / "cgroup").write_text("\n".join(self.groups) + "\n")
+        (self.proc / "mountinfo").write_text("\n".join(self.mounts) + "\n")
+
+    def with_v2(self, group: str, controllers: str, *, root: str = "/") -> Path:
+        own = self.v2 / group.removeprefix(root).strip("/")
+        own.mkdir(parents=True)
+        (own / "cgroup.controllers").write_text(controllers)
+        (own / "cgroup.subtree_control").write_text("")
+        self.groups.append(f"0::{group}")
+        self.mounts.append(V2_MOUNT.format(root=root, point=self.v2))
+        self.mount()
+        return own
+
+    def with_v1(self, group: str, *, root: str = "/") -> Path:
+        own = self.v1 / group.removeprefix(root).strip("/")
+        own.mkdir(parents=True)
+        self.groups.append(f"4:memory:{group}")
+        self.mounts.append(V1_MOUNT.format(root=root, point=self.v1))
+        self.mount()
+        return own
+
+
+@pytest.fixture
+def kernel(tmp_path, monkeypatch):
+    monkeypatch.delenv(MEMORY_GROUP, raising=False)
+    # The kernel's files go with their folder.
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    return Kernel(tmp_path)
+
+
+def groups_in(folder: Path) -> list[Path]:
+    return list(folder.glob("flstream-*"))
+
+
+def test_a_group_of_version_2_is_beside_that_of_the_process_which_comes_back(kernel):
+    home = kernel.with_v2("/app.slice/shell.scope", "cpu memory pids")
+    kernel.with_v1("/")  # the second choice
+    with limited(LIMIT, kernel.proc) as group:
+        assert present() is group
+        [path] = groups_in(home.parent)
+        assert (path / "memory.max").read_text() == str(LIMIT)
+        assert (path / "memory.swap.max").read_text() == "0"
+        assert (path / "cgroup.procs").read_text() == str(os.getpid())
+        with limited(LIMIT, kernel.proc) as again:
+            assert again is group
+        for current in (5, 9, 7):  # without memory.peak
+            (path / "memory.current").write_text(f"{current}\n")
+            group.peak()
+        assert group.peak() == 9
+        (path / "memory.peak").write_text("11\n")
+    assert (group.peak(), present()) == (11, None)
+    assert groups_in(home.parent) == groups_in(kernel.v1) == []
+    assert (home / "cgroup.procs").read_text() == str(os.getpid())
+
+
+def test_in_the_root_of_version_2_the_controller_is_switched_on(kernel):
+    home = kernel.with_v2("/", "memory")
+    with limited(LIMIT, kernel.proc):
+        assert len(groups_in(home)) == 1
+    assert (home / "cgroup.subtree_control").read_text() == "+memory"
+
+
+@pytest.mark.parametrize("root", ["/", "/docker/a"])
+def test_without_the_controller_of_version_2_a_group_is_of_version_1(kernel, root):
+    kernel.with_v2("/", "")
+    home = kernel.with_v1("/docker/a", root=root)
+    with limited(LIMIT, kernel.proc) as group:
+        [path] = groups_in(home)
+        for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
+            assert (path / name).read_text() == str(LIMIT)
+        (path / "memory.max_usage_in_bytes").write_text(f"{LIMIT}\n")
+        assert group.peak() == LIMIT
+    assert groups_in(home) == []
+
+
+def test_a_kill_is_told_once_and_only_if_the_limit_was_the_reason(kernel):
+    home = kernel.with_v1("/")
+    with limited(LIMIT, kernel.proc):
+        [path] = groups_in(home)
+        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT - 4096))
+        events = path / "memory.oom_control"
+        events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+        assert killed_at_limit() == ""
+        events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+        sentence = killed_at_limit(", or wait")
+        assert "reached memory_limit = 64 GiB; raise it" in sentence
+        assert sentence.endswith(", or wait")
+        assert killed_at_limit() == ""
+    with limited(LIMIT, kernel.proc):
+        [path] = groups_in(home)
+        # By the machine, or by a group around this one.
+        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT >> 1))
+        (path / "memory.oom_control").write_text("oom_kill 1\n")
+        assert killed_at_limit() == ""
+
+
+def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, monkeypatch):
+    home = kernel.with_v2("/a.slice/b.scope", "memory")
+    (home / "memory.max").write_text("123\n")
+    with pytest.raises(UsageError) as refused, limited(LIMIT, kernel.proc):
+        pass
+    parts = ("b.scope has a limit of its own", "cgroup v1: it is not mounted", "Delegate=memory")
+    assert all(part in str(refused.value) for part in (*parts, "systemd-run --user --scope: only"))
+    with (
+        pytest.raises(UsageError, match=r"memory_limit is 1 MiB, and this process alone has"),
+        limited(1 << 20, kernel.proc),
+    ):
+        pass
+
+
+def test_groups_without_processes_are_removed_and_others_stay(kernel, monkeypatch):
+    home = kernel.with_v1("/")
+    for name in ("flstream-a", "flstream-b", "other"):
+        (home / name).mkdir()
+
+    def rmdir(path):
+        if path.name.endswith("b"):
+            raise OSError(16, "it has processes")
+        shutil.rmtree(path)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    remove_leftovers(kernel.proc)
+    assert sorted(path.name for path in home.iterdir()) == ["flstream-b", "other"]
+
+
+@pytest.mark.parametrize("knows_policies", [True, False])
+def test_systemd_makes_a_group_where_none_is_writable(kernel, tmp_path, knows_policies):
+    scope = kernel.with_v2("/user.slice/shell.scope", "cpu")
+    done = run_program(kernel, tmp_path, scope, "true" if knows_policies else "exit 1")
+    assert done.stdout.splitlines() == [f"True {4 << 30} True an argument", "False"]
+    *_, last = (tmp_path / "log").read_text().splitlines()
+    assert last.startswith(f"--user --scope --quiet --property=MemoryMax={4 << 30} ")
+    assert ("OOMPolicy=continue" in last) == knows_policies
+    assert "MemorySwapMax=0" in last
+
+
+def test_a_scope_that_systemd_gives_no_limit_is_refused(kernel, tmp_path):
+    scope = kernel.with_v2("/user.slice/shell.scope", "cpu")
+    done = run_program(kernel, tmp_path, tmp_path / "proc", "true")
+    assert "it has set no limit" in done.stderr
+    assert not (scope / "memory.max").exists()
+
+
+def test_a_systemd_that_does_not_answer_is_named_with_what_it_says(kernel, tmp_path):
+    kernel.with_v2("/user.slice/shell.scope", "cpu")
+    done = run_program(kernel, tmp_path, tmp_path, "true", "echo no bus >&2; exit 1\n")
+    assert "systemd-run --user --scope: no bus" in done.stderr
+    assert "no memory controller is delegated to" in done.stderr
+
+
+def run_program(kernel, folder, scope, policy, text=SYSTEMD_RUN):
+    """Run a program that begins anew in a group, with a systemd-run of its own."""
+    program, systemd_run = folder / "program.py", folder / "systemd-run"
+    program.write_text(PROGRAM)
+    log = folder / "log"
+    systemd_run.write_text(
+        "#!/bin/sh\n" + text
+        if text is not SYSTEMD_RUN
+        else text.format(log=log, policy=policy, scope=scope)
+    )
+    systemd_run.chmod(0o755)
+    return subprocess.run(
+        [sys.executable, program, kernel.proc, "an argument"],
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
