@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-nvflare-table bench-peers against science digests clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-nvflare-table bench-peers against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -76,6 +76,9 @@ PEERS   := benchmarks/peers
 
 bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M and 774M (10 GiB of memory; ARGS='--only 124M-train')
 	$(BIN)/python benchmarks/gpt2.py $(ARGS)
+
+bench-large: $(VENV)/.installed-hf ## Measure models larger than memory at every site (12 GiB of memory, 30 GiB of disk; ARGS='--only files')
+	$(BIN)/python benchmarks/large.py $(ARGS)
 
 bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sites (20 GiB of memory, 45 GiB of disk; resumes)
 	$(BIN)/python benchmarks/nvflare_table.py $(ARGS)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,13 @@ class MeasuredRun(NamedTuple):
     began: float  # time at which the command was started, in seconds since the epoch
 
 
-def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> MeasuredRun:
+def run(
+    job: Path,
+    folder: Path,
+    *settings: str,
+    may_fail: str = "",
+    check: Callable[[Path], object] = lambda path: None,
+) -> MeasuredRun:
     """Run a job, and remove its run directory.
 
     Args:
@@ -38,6 +44,7 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
         folder: Folder for the run directory.
         settings: Overrides of the job file.
         may_fail: Words in the error of a run that failed as the measurement expects.
+        check: Called with the run directory before it is removed.
 
     Raises:
         SystemExit: The run failed otherwise.
@@ -55,6 +62,7 @@ def run(job: Path, folder: Path, *settings: str, may_fail: str = "") -> Measured
     try:
         summary = msgspec.json.decode((path / "summary.json").read_bytes(), type=Summary)
         files = [(path / name).read_bytes() for name in ("events.jsonl", "memory.jsonl")]
+        check(path)
         # The last line may not be whole.
         events, samples = ([json.loads(line) for line in f.split(b"\n")[:-1]] for f in files)
         return MeasuredRun(summary, events, samples, began)

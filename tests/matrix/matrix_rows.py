@@ -94,9 +94,17 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         ),
         "evaluator": Row(("evaluate.at=server", "evaluate.script=score.py"), times=("first",)),
         "files": Row(("train.script=files.py",)),
+        "base": Row(
+            (
+                "train.script=base.py",
+                'model.factory="model.py:Adapter"',
+                'model.base={factory="model.py:Net", args{width=${model.args.width}}}',
+            )
+        ),
         "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
+        "offloaded": Row(("train.optimizer_state=local", "train.args={offload=true}")),
         "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
         "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
         # Ways of combining updates.

@@ -18,6 +18,8 @@ aims = targets(net, index)
 def train():
     """Two steps, which the site's state counts; returns the control, and the count before."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.125, momentum=0.5)
+    if "--offload" in sys.argv:
+        flare.offloaded(optimizer, "moments")
     flare.restore_optimizer(optimizer)
     control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
     regulariser = flare.DynamicRegulariser(net)

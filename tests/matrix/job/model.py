@@ -23,6 +23,14 @@ class Net(torch.nn.Module):
         self.register_buffer("steps", torch.tensor(0))
 
 
+class Adapter(torch.nn.Module):
+    """What is trained around a base of ``width`` weights: an eighth of that."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.adapter = torch.nn.Parameter((torch.arange(width // 8) % 7 - 3) / 64)
+
+
 def targets(net, index):
     """Targets of a site's base and head, by the index of the site."""
     generator = torch.Generator().manual_seed(index)
