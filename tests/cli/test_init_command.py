@@ -22,7 +22,8 @@ def test_a_template_is_the_shipped_job_under_a_new_name(flstream_here, tmp_path,
     done = flstream_here("init", "sub/new", "--template", template)
     written, shipped = tmp_path / "sub" / "new", ROOT / "jobs" / template
     names = {path.name for path in written.iterdir()}
-    assert names == FILES | {"gpt2": {"job.py"}, "digits": {"evaluate.py"}}.get(template, set())
+    more = {"gpt2": {"job.py", "lora.conf"}, "digits": {"evaluate.py"}}
+    assert names == FILES | more.get(template, set())
     for name in names:
         assert not (written / name).is_symlink()
         if name in ("client.py", "model.py", "evaluate.py"):

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import signal
-import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ from cli_support import started
 from nightly_cases import first_and_nightly
 
 from flstream.telemetry import MEMORY_GROUP
-from flstream.telemetry.memory_limit import limited
+from flstream.telemetry.memory_limit import _places, limited
 
 MORE = "2GiB"
 # Where the kernel has the group of each process between a site and the launcher.
@@ -42,16 +42,12 @@ if model.current_round == 1 and flare.get_site_name() == "site-1":
 
 def own_groups() -> set[Path]:
     """Groups that runs of this process have made, or have left."""
-    paths = set()
-    for mount in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = mount.split()
-        if " - cgroup" in mount and ("cgroup2" in mount or "memory" in fields[-1]):
-            paths.update(Path(fields[4]).rglob("flstream-*"))
-    return paths
+    parents = {place[2] for place in _places(Path("/proc/self"))}
+    return {path for parent in parents for path in parent.glob("flstream-*")}
 
 
 @pytest.fixture
-def no_group_left():
+def no_group_left(tmp_path_factory):
     """Skip where no group can be made; else check that those made are gone in the end."""
     try:
         with limited(64 << 30):
@@ -59,7 +55,7 @@ def no_group_left():
     except Exception as error:
         pytest.skip(f"no control group can be made here: {error}")
     # Groups of tests in other processes look the same, so one of them runs at a time.
-    with Path(tempfile.gettempdir(), "flstream-groups.lock").open("w") as lock:
+    with (tmp_path_factory.getbasetemp().parent / "groups.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = own_groups()
         yield
@@ -208,8 +204,8 @@ def test_limits_that_no_run_can_keep_are_refused(flstream_here, write_job):
     job = write_job()
     done = flstream_here("simulate", job, "--memory-limit", "2GiB", "--engine", "ray")
     assert done.returncode == 2
-    assert "memory_limit" in done.stderr
-    assert "null where engine.type is ray" in done.stderr
+    if find_spec("ray") is not None:  # without it, that alone is the mistake
+        assert "memory_limit: must be null where engine.type is ray" in done.stderr
     done = flstream_here("simulate", job, "--set", "memory_limit=1 MiB")
     assert done.returncode == 2
     assert "at least 256 MiB" in done.stderr
