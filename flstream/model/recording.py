@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import xxhash
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,9 @@ from flstream.model.replay import NotRecordedError, RecordedModel, Replay, Step,
 _CPU = torch.device("cpu")
 # What torch asks before the data of a tensor becomes another's.
 _IS_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
+# Arguments of operations that also write tensors which their schema does not name as written, such
+# as a batch norm's running mean, or that compute otherwise where a gradient is wanted.
+_REFUSED = frozenset(("running_mean", "running_var", "train", "training", "hx"))
 # They write each element of their first argument, and read none of it.
 _FILLING = frozenset(
     "aten::" + name
@@ -84,8 +88,10 @@ class _Placeholder(torch.Tensor):
                 copy = self.detach().clone()
             else:  # tensors that share memory share it in the copy
                 flat = self.detach().as_strided((storage.nbytes() // self.itemsize,), (1,), 0)
-                key: Any = ("storage", storage._cdata, self.dtype)
+                key: Any = ("storage", storage._cdata)
                 whole = memo[key] if key in memo else memo.setdefault(key, flat.clone())
+                if whole.dtype != self.dtype:
+                    self.recorder.refuse("it copies tensors of two dtypes that share memory")
                 copy = whole.as_strided(self.shape, self.stride(), self.storage_offset())
             vars(copy).update(vars(self))  # such as that it is a parameter
             memo[id(self)] = copy.requires_grad_(self.requires_grad)
@@ -121,6 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Steps by the states of the generator after them.
         self._states: dict[bytes, int] = {}
         self._replay = Replay(self._steps, self._sizes, {})
+        self._seeded = _key(torch.default_generator.get_state())
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,7 +176,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         ours = [tensor for tensor in tensors if isinstance(tensor, _Placeholder)]
-        draws = _draws(func, kwargs)
+        draws = _draws(func, args, kwargs)
+        if flaw := _REFUSED & _arguments(func):
+            raise NotRecordedError(f"{func} has the argument {min(flaw)}, and may write more")
         if not tensors and _is_importing():
             if draws:
                 raise NotRecordedError(f"{func} draws while a module is imported")
@@ -187,10 +196,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         metas = {id(tensor): _meta(tensor) for tensor in ours}
         step = self._step(func, args, kwargs, {id(tensor): self._view(tensor) for tensor in ours})
         if draws:
-            state = torch.default_generator.get_state()
-            step.state = self._states.get(_key(state), state)
+            step.state = self._state()
         try:
             if _is_plainly_in_place(func):  # of some, this is torch's compiler's to find out
+                if not _arguments(func) & {"index", "indices"}:
+                    # In reality it would fail, which the factory may expect.
+                    shapes = (tuple(tensor.shape) for tensor in ours)
+                    if np.broadcast_shapes(*shapes) != tuple(args[0].shape):
+                        raise NotRecordedError(f"{func} takes tensors of other shapes")
                 results = metas[id(args[0])]
             else:
                 results = _on_meta(func, *tree_map(lambda x: metas.get(id(x), x), (args, kwargs)))
@@ -240,13 +253,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _FILLING and func is not torch.ops.aten.bernoulli_.Tensor:
             target = views[id(args[0])].storage
             is_whole = args[0].nbytes == self._sizes[target] and args[0].is_contiguous()
-            filled = target if is_whole and storages.count(target) == 1 else None
+            leaves = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) in views]
+            used = [views[id(leaf)].storage for leaf in leaves]  # `copy_` may have one twice
+            filled = target if is_whole and used.count(target) == 1 else None
         read = {*storages} - {filled}
         if name.startswith("aten::new_") or (name.startswith("aten::") and name.endswith("_like")):
             read = set()  # but for the form
         sources = sorted({self._last[storage] for storage in read if storage in self._last})
         args, kwargs = tree_map(lambda x: views.get(id(x), x), (args, kwargs))
         return Step(func, args, kwargs, sources, storages, filled, [])
+
+    def _state(self) -> int | torch.Tensor:
+        """Return the step after which the generator has its state, or a state that was seeded."""
+        state = torch.default_generator.get_state()
+        key = _key(state)
+        if key in self._states:
+            return self._states[key]
+        seeded = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        if key not in (self._seeded, _key(seeded)):
+            raise NotRecordedError("numbers are drawn that are not recorded, as by another thread")
+        return state
 
     def _computed(self, step: Step) -> Any:
         """Compute a step's results now, since code depends on them."""
@@ -276,15 +302,20 @@ def _arguments(func: Any) -> frozenset[str]:
 def _is_plainly_in_place(func: Any) -> bool:
     """Return whether an operation writes its first argument, returns it, and does no more."""
     schema = func._schema
-    written = [argument.name for argument in schema.arguments if argument.alias_info is not None]
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and str(argument.type) == "Tensor"
+    ]
     is_view = torch.Tag.inplace_view in func.tags
     return schema.name.endswith("_") and written == ["self"] and not is_view
 
 
-def _draws(func: Any, kwargs: Mapping[str, Any]) -> bool:
+def _draws(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether an operation draws random numbers."""
-    generator = kwargs.get("generator")
-    if generator is not None and generator is not torch.default_generator:
+    values = (*args, *kwargs.values())
+    own = next((value for value in values if isinstance(value, torch.Generator)), None)
+    if own is not None and own is not torch.default_generator:
         raise NotRecordedError(f"{func} draws from a generator of its own")
     return torch.Tag.nondeterministic_seeded in func.tags or "generator" in _arguments(func)
 

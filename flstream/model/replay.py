@@ -25,6 +25,7 @@ from flstream.model.source import Scratch, view_of
 _STEP = 2 << 20
 # So many times the bytes of all steps may be computed, beyond a little, to hold few at a time.
 _MOST_WORK, _LITTLE_WORK = 4, 64 << 20
+_STEP_COST = 4 << 10  # of a step whatever its tensors, in bytes
 
 
 class NotRecordedError(ModelError):
@@ -83,9 +84,8 @@ class RecordedModel:
         self._places, self._last, self._replay = places, last, replay
         plan = replay.again(is_dry=True)
         for _ in self._computed(plan, places):
-            pass
+            plan.refuse_too_much()
         self.peak = max(plan.peak, replay.peak) + replay.constant_bytes
-        plan.refuse_too_much()
         self._wanted = plan.wanted
 
     def write(self, file: BodyFile) -> None:
@@ -144,6 +144,7 @@ class Replay:
         self._after, self._kept, self._is_dry = dict(after), kept, is_dry
         self._at: int | None = None  # the step after which the generator has its state
         self._live = self._work = self.peak = 0
+        self._recorded = self._counted = 0  # cost of the first steps, and their number
         self.wanted: set[int] = set()
 
     def again(self, kept: Collection[int] | None = None, *, is_dry: bool = False) -> Replay:
@@ -160,9 +161,13 @@ class Replay:
         """Refuse to compute steps over and over."""
         if self._work <= _MOST_WORK * _LITTLE_WORK:
             return
-        recorded = sum(self._sizes[storage] for step in self._steps for storage in step.storages)
-        if self._work > _MOST_WORK * recorded:
+        self._recorded += sum(map(self._cost, self._steps[self._counted :]))
+        self._counted = len(self._steps)
+        if self._work > _MOST_WORK * self._recorded:
             raise NotRecordedError("it computes tensors from others, over and over")
+
+    def _cost(self, step: Step) -> int:
+        return _STEP_COST + sum(self._sizes[storage] for storage in step.storages)
 
     def results(self, step: Step) -> Any:
         """Compute a step that is not in the record, from the steps before it."""
@@ -242,7 +247,7 @@ class Replay:
     def _call(self, step: Step, memory: dict[int, Any]) -> Any:
         """Call a step's operation, add its new storages to memory, and return its results."""
         new = {view.storage for view in step.made if view is not None}
-        self._work += sum(self._sizes[storage] for storage in step.storages)
+        self._work += self._cost(step)
         for storage in {*step.storages} - new - memory.keys():
             self._allocate(storage, memory, is_filled=storage == step.filled)
         self._live += sum(self._sizes[storage] for storage in new)

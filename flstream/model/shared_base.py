@@ -99,10 +99,13 @@ def held_tensors(
                 items = list(value.values()) if isinstance(value, dict) else value
                 if value is part._parameters or value is part._buffers:
                     continue
-                if isinstance(items, list | tuple) and any(map(torch.is_tensor, items)):
+                kinds = torch.Tensor, torch.nn.Module
+                if value is part._modules or not isinstance(items, list | tuple):
+                    continue
+                if any(isinstance(item, kinds) for item in items):
                     raise ModelError(
-                        f"the base's attribute {name} is a {type(value).__name__} of tensors, "
-                        "which its file cannot hold; register each as a buffer"
+                        f"the base's attribute {name} is a {type(value).__name__} of tensors or "
+                        "modules, which its file cannot hold; register each of them"
                     )
 
 
@@ -121,6 +124,12 @@ def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[st
     import torch
 
     tensors: dict[str, Any] = {name: tensor for name, tensor, _ in held_tensors(module)}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():  # sites would compute with other strides, to other bits
+            raise ModelError(
+                f"the base's tensor {name} is not contiguous, and its file would lose its strides; "
+                "let the factory make it contiguous"
+            )
     views, ties = distinct_views(tensors, None)
     entries = ((name, view.code, view.shape) for name, view in views.items())
     specs, stop = list[TensorInfo](), 0

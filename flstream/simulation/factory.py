@@ -127,7 +127,8 @@ def meta_model(model: ModelSection, seed: int) -> FactoryModel:
 
 def place_of(tensor: Any) -> tuple[object, ...]:
     """Return a key that is equal for tensors with the same elements of one storage."""
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+    form = tuple(tensor.shape), tensor.stride()
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), *form
 
 
 def _as_made(result: MadeModel, state: Mapping[str, Any] | None) -> FactoryModel:

@@ -36,6 +36,7 @@ from flstream.simulation.factory import (
     whole_model,
 )
 from flstream.simulation.forecast import Building
+from flstream.simulation.forked import ForkedError, forked
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.text import MOST_OF_AN_ERROR, shortened
@@ -65,11 +66,9 @@ def _built(job: Job, run: RunDirectory) -> ModelReady:
     prepare_imports(job.train.alias, job.folder, job.base)
     build = _build_of(job)
     if build == "auto":
-        from flstream.model.replay import NotRecordedError
-
         try:
-            return _written(job, run, build)
-        except NotRecordedError as error:
+            return forked(lambda: _written(job, run, "record"))
+        except ForkedError as error:
             building = Building("whole", 0, _clause(error))
             print(f"the initial model is built {building}", flush=True)
             build = "whole"
@@ -122,7 +121,7 @@ def _initial(
 ) -> tuple[Source | Written, str, MadeModel | None]:
     """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
-        built = _built_by(build, model, seed)
+        built = _built_by(model, seed, build)
         assert built.weights is not None
         return built.weights, order_text(built.layout, _names(built)), built.made
     weights = open_checkpoint(model.initial)
@@ -130,7 +129,7 @@ def _initial(
         if weights.layout.is_canonical:
             return weights, weights.metadata.get(ORDER, ""), None
         return arranged(weights), "", None
-    built = _layout_of(model, seed, build)[0] if model.strict else _built_by(build, model, seed)
+    built = (_outlined if model.strict else _built_by)(model, seed, build)
     differences, own = _fitting(model, built.layout, weights.layout), None
     if not model.strict:
         assert built.weights is not None
@@ -139,10 +138,10 @@ def _initial(
     return source, order_text(built.layout, _names(built)), built.made
 
 
-def _built_by(build: str, model: ModelSection, seed: int) -> FactoryModel:
+def _built_by(model: ModelSection, seed: int, build: str) -> FactoryModel:
     if build == "whole":
         return whole_model(model, seed)
-    if build == "auto":
+    if build == "record":
         return recorded_model(model, seed)
     from flstream.simulation.module_init import ModuleByModule
 
@@ -175,41 +174,43 @@ def initial_layout(job: Job) -> tuple[Layout, str, Building]:
     """
     model, seed, build = job.model, job.seed, _build_of(job)
     if model.initial is None:
-        built, building = _layout_of(model, seed, build)
-        return built.layout, "", building
+        layout, building = _described(model, seed, build)
+        return layout, "", building
     weights = open_checkpoint(model.initial)
     largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
     is_npz = weights.format == "npz"
     copied = Building("range by range", 0) if not is_npz else Building("array by array", largest)
     if model.factory is None:
         return weights.layout, "", copied
-    built, building = _layout_of(model, seed, build)
-    differences = _fitting(model, built.layout, weights.layout)
+    layout, building = _described(model, seed, build)
+    differences = _fitting(model, layout, weights.layout)
     sentence = differences.sentence(model.initial.name) if differences else ""
-    return built.layout, sentence, copied if model.strict else building
+    return layout, sentence, copied if model.strict else building
 
 
-def _layout_of(model: ModelSection, seed: int, build: str) -> tuple[FactoryModel, Building]:
-    """Return a factory's model, without its bytes if that is possible, and how it is built."""
-    reason = ""
-    if build == "by_module":
-        built = _built_by(build, model, seed)
-        return built, Building(built.way, built.memory)
+def _described(
+    model: ModelSection, seed: int, build: str, reason: str = ""
+) -> tuple[Layout, Building]:
+    """Return the layout of a factory's model, and how it is built."""
     if build == "auto":
-        from flstream.model.replay import NotRecordedError
-
         try:
-            built = recorded_model(model, seed)
-            return built, Building(built.way, built.memory)
-        except NotRecordedError as error:
-            reason = _clause(error)
+            return forked(lambda: _described(model, seed, "record"))
+        except ForkedError as error:
+            return _described(model, seed, "whole", _clause(error))
+    built = _outlined(model, seed, build)
+    return built.layout, Building(built.way, built.memory, reason)
+
+
+def _outlined(model: ModelSection, seed: int, build: str) -> FactoryModel:
+    """Return a factory's model, without its bytes if that is possible."""
+    if build != "whole":
+        return _built_by(model, seed, build)
     try:
-        built = meta_model(model, seed)
+        return meta_model(model, seed)
     except LayoutError:
         raise
     except Exception:  # of the user's code, which another device may suit
-        built = whole_model(model, seed)
-    return built, Building(built.way, built.memory, reason)
+        return whole_model(model, seed)
 
 
 def _clause(error: Exception) -> str:

@@ -105,14 +105,21 @@ class ModuleByModule:
             _put(module, attribute, values, meta)
         key = random.Random(f"flstream/module/{self._seed}/{path}")
         seed_everything(key.getrandbits(63))
-        for name in _INITIALISERS:
-            if callable(function := getattr(module, name, None)):
-                function()
-        for parent in self._parents(path):
-            if callable(function := getattr(parent, "_init_weights", None)):
-                with torch.no_grad():
-                    function(module)
-                break
+        try:
+            for name in _INITIALISERS:
+                if callable(function := getattr(module, name, None)):
+                    function()
+            for parent in self._parents(path):
+                if callable(function := getattr(parent, "_init_weights", None)):
+                    with torch.no_grad():
+                        function(module)
+                    break
+        except Exception as error:
+            raise ModelError(
+                f"model.build = by_module: the initialiser of {path or 'the model'} "
+                f"({type(module).__name__}) raised {type(error).__name__}: {error}; set "
+                "model.build = auto"
+            ) from error
         for attribute, spec in specs.items():
             yield attribute, spec, MemoryBody.of({spec.name: getattr(module, attribute).detach()})
         for attribute, meta in metas.items():
@@ -141,7 +148,9 @@ def _put(module: torch.nn.Module, attribute: str, values: torch.Tensor, like: to
 
 
 def _is_unset(body: MemoryBody, scratch: Scratch) -> bool:
-    """Return whether no byte of a tensor was written."""
+    """Return whether no byte of a tensor was written; of integers, -1 may have been."""
+    if body.layout.tensors[0].dtype[0] in "IU":
+        return False
     ranges = body.layout.ranges(_STEP)
     return body.layout.nbytes > 0 and all(
         bytes(view_of(body, start, stop, scratch)).count(_UNSET) == stop - start

@@ -340,3 +340,14 @@ def test_a_node_of_a_cluster_builds_the_servers_base_or_none(jobs_of_their_own, 
     assert (
         f"this node builds the base {digest[:12]}, and the server 000000000000" in log.read_text()
     )
+
+
+@pytest.mark.parametrize(("kind", "name"), [("strided", "weight"), ("hidden", "parts")])
+def test_a_base_that_its_file_would_change_is_refused_by_the_tensors_name(kind, name, bases):
+    module = torch.nn.Linear(4, 3)
+    if kind == "strided":
+        module.weight = torch.nn.Parameter(torch.randn(4, 3).t())
+    else:
+        module.parts = [torch.nn.Linear(2, 2)]
+    with pytest.raises(ModelError, match=name):
+        write_base(module, {"format": "pt"})

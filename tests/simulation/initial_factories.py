@@ -1,6 +1,7 @@
 """Factories whose models are the same bits, whether they are recorded or built in memory."""
 
 import copy
+import threading
 
 import numpy as np
 import torch
@@ -256,3 +257,73 @@ def unset():
 def fails():
     torch.zeros(3)
     raise RuntimeError("no weights here")
+
+
+@torch.no_grad()
+def copied_onto_itself():
+    model = nn.Linear(3, 3)
+    for tensor in model.parameters():
+        tensor.copy_(tensor)
+        torch._foreach_mul_([tensor], 2)
+    return model
+
+
+def called_norm():
+    """Its call writes running statistics, which its operation does not tell."""
+    model = nn.BatchNorm1d(4)
+    model(torch.randn(8, 4))
+    return model
+
+
+def called_lstm():
+    model = nn.LSTM(4, 4)
+    model.register_buffer("output", model(torch.randn(3, 2, 4))[0].detach())
+    return model
+
+
+def positional_generator():
+    generator = torch.Generator().manual_seed(4)
+    return {"w": torch.binomial(torch.full((8,), 30.0), torch.full((8,), 0.3), generator)}
+
+
+def other_thread():
+    first = nn.Linear(4, 4)
+    thread = threading.Thread(target=lambda: torch.randn(10))
+    thread.start()
+    thread.join()
+    return nn.ModuleList([first, nn.Linear(4, 4)])
+
+
+def expected_error():
+    weights, filler = torch.zeros(4), 1.0
+    try:
+        weights.add_(torch.ones(3))
+    except RuntimeError:
+        filler = 2.0
+    return {"w": weights.fill_(filler)}
+
+
+def two_dtypes():
+    model = nn.Module()
+    model.register_buffer("a", torch.randn(4))
+    model.register_buffer("b", model.a.view(torch.int32))
+    model = copy.deepcopy(model)
+    model.b.zero_()
+    return model
+
+
+def interleaved():
+    """Two tensors whose rows are drawn in turn: one by one, each needs the other's draws."""
+    one, other = torch.empty(1200, 4), torch.empty(1200, 4)
+    for mine, yours in zip(one, other, strict=True):
+        mine.normal_()
+        yours.normal_()
+    return {"one": one, "other": other}
+
+
+def left_dtype():
+    """It leaves another default dtype behind, and cannot be recorded."""
+    model = nn.Linear(4, 4)
+    torch.set_default_dtype(torch.float64)
+    model.weight.data.copy_(torch.from_numpy(np.ones((4, 4), np.float32)))
+    return model

@@ -1,6 +1,8 @@
 """Initial models: recorded ones have the bits of whole ones, and nobody holds them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +23,14 @@ from flstream.report.console import make_console
 from flstream.report.forecast import forecast_json, print_forecast
 from flstream.simulation.factory import meta_model, recorded_model, whole_model
 from flstream.simulation.forecast import available_in, forecast
+from flstream.simulation.forked import ForkedError, forked
 from flstream.simulation.module_init import ModuleByModule
 from flstream.simulation.probe import probe
 
 RECORDED = (
     *("resnet", "linears", "layers", "transformer", "encoder", "tied", "half", "bfloat16"),
     *("default_dtype", "initialisers", "seeds", "unused", "slices", "copies", "data", "values"),
-    *("parametrised", "permuted", "complexes", "normalised"),
+    *("parametrised", "permuted", "complexes", "normalised", "copied_onto_itself"),
 )
 REFUSED = {
     "own_generator": "a generator of its own",
@@ -36,6 +39,13 @@ REFUSED = {
     "from_a_module": "takes a tensor with bytes",
     "partly_arrays": "'a' is no tensor that torch made",
     "chain": "over and over",
+    "interleaved": "over and over",
+    "called_norm": "running_mean",
+    "called_lstm": "train",
+    "positional_generator": "a generator of its own",
+    "other_thread": "another thread",
+    "expected_error": "shape",
+    "two_dtypes": "two dtypes",
     "fails": "no weights here",
 }
 
@@ -83,6 +93,17 @@ def test_a_recorded_model_takes_the_memory_of_its_largest_tensor(name, most):
 def test_a_factory_that_cannot_be_replayed_is_refused_with_the_reason(name):
     with pytest.raises(NotRecordedError, match=REFUSED[name]):
         recorded_model(section(name), 3)
+
+
+def test_a_fork_leaves_this_process_as_it_was_and_its_end_is_this_processs():
+    with pytest.raises(ForkedError, match="memory of NumPy"):
+        forked(lambda: recorded_model(section("left_dtype"), 3))
+    assert torch.get_default_dtype() == torch.float32
+    assert forked(lambda: ("layout", 3)) == ("layout", 3)
+    with pytest.raises(ForkedError, match="status 3"):
+        forked(lambda: os._exit(3))
+    killed = "import os; from flstream.simulation.forked import forked; forked(os.abort)"
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGABRT
 
 
 def test_a_factory_without_torch_is_called_once():
