@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def load_job(
     if os.path.isdir(path):
         raise JobError(path, [Problem("", "is a folder; give the path of the job file in it")])
     if not os.path.exists(path):
-        siblings = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+        siblings = []
+        with suppress(OSError):  # no folder, or one that may not be listed
+            siblings = os.listdir(path.parent)
         hint = did_you_mean(path.name, siblings) or "check the path"
         raise JobError(path, [Problem("", "there is no such job file", hint=hint)])
 

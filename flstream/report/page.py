@@ -71,16 +71,18 @@ def write_page(
         The path of the page.
 
     Raises:
-        UsageError: A folder is not a run directory, or an existing file is not a page of flstream.
+        UsageError: A folder is not a run directory, no run has a key that is named, or an existing
+            file is not a page of flstream.
         SimulationError: The page cannot be written.
     """
     own = RunDirectory(runs[0].absolute()).report if len(runs) == 1 else Path("comparison.html")
     path = output or own
     has_several = len(runs) > 1
     records = [read_run(run, is_running=is_running, is_one_of_many=has_several) for run in runs]
-    if group_by:
-        keys = charts.all_keys(records)
-        group_by = [own for key in group_by for own in _keys_of(key, keys)]
+    keys = charts.all_keys(records)
+    group_by = [own for key in group_by for own in _keys_of(key, keys)]
+    if over not in (*keys, "seed"):
+        raise _unknown("--over", over, keys)
     table = path.with_suffix(".csv")
     if has_several and table == path:
         raise UsageError(f"{path} is to be a page, beside which a CSV file lies; name it .html")
@@ -238,9 +240,13 @@ def _keys_of(named: str, keys: Sequence[str]) -> list[str]:
     """
     own = [key for key in keys if key == named or key.startswith(f"{named}.")]
     if not own:
-        nearest = which_key(named, keys) or "name a dotted key, such as workflow.type"
-        raise UsageError(f"--group-by {named}: no run has this setting; {nearest}")
+        raise _unknown("--group-by", named, keys)
     return own
+
+
+def _unknown(option: str, named: str, keys: Sequence[str]) -> UsageError:
+    nearest = which_key(named, keys) or "name a dotted key, such as workflow.type"
+    return UsageError(f"{option} {named}: no run has this setting; {nearest}")
 
 
 def _check_replaceable(path: Path, mark: str = _MARK) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import socket
 import subprocess
 import tempfile
@@ -45,6 +46,7 @@ END = ".end"
 _STUB = Path(__file__).parent / "stub" / "flstream_rank.py"
 _LOG = Path("/proc/self/fd/2")
 _MOST_BYTES = 64
+_SHELL_KILLED = 128 + signal.SIGKILL  # exit status of a shell whose command was killed
 # For torchrun, also under accelerate: a free port for each site, not one for all.
 _STANDALONE = {"PET_STANDALONE": "1"}
 
@@ -126,9 +128,12 @@ def _last_message(
         raise SimulationError(
             f"train.command: {words[0]} cannot be started: {error.strerror}; name a program"
         ) from error
-    code, at_limit = process.wait(), killed_at_limit(", or start fewer ranks")
+    code = process.wait()
     files = folder.glob(f"*{END}")
     ends = [msgspec.msgpack.decode(path.read_bytes(), type=ScriptEnd) for path in files]
+    # Else the kill is another site's. A shell and torchrun outlive the rank that is killed.
+    was_killed = code in (-signal.SIGKILL, _SHELL_KILLED) or len(ranks) > len(ends)
+    at_limit = killed_at_limit(", or start fewer ranks") if was_killed else ""
     reasons, first = [], None
     for script in sorted(ends, key=lambda script: script.time):
         if script.failure is not None:
@@ -146,10 +151,8 @@ def _last_message(
     else:
         reason = "train.command has ended before its script"
     line = last_line(_LOG, log_start)
-    if at_limit:
-        reason += f": the kernel killed a process of it{at_limit}"
-    else:
-        reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
+    reason += f": {Path(words[0]).name} {how_ended(code)}" + (f" ({line})" if line else "")
+    reason += at_limit
     return Failed("", 0, reason, code, has_died=bool(ranks))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flstream.debugging import DebuggedSite, debugging
 from flstream.errors import ResumeRefusedError, UsageError
-from flstream.job import Job, render_job
+from flstream.job import Job, JobError, render_job
 from flstream.runs.job_match import different_keys, files_of, render_files
 from flstream.runs.journal import read_history
 from flstream.runs.resume import plan_resume
@@ -33,53 +33,84 @@ def debug_site(job: Job, site: str, round_number: int, run: Path | None) -> Debu
             is changed; None for the initial model.
 
     Raises:
-        UsageError: The job has no such site, or the run no such round.
-        SimulationError: The run failed before the site had trained.
+        UsageError: The job has no such site, the run no such round, or the site could not train;
+            the message names the keys in which the run's job is another.
     """
     if site not in job.clients.site_names:
         raise UsageError(
             f"{site} is no site of the job, whose sites are {brief_names(job.clients.site_names)}"
         )
     debugged = DebuggedSite(site, round_number)
-    parent = None if run is None else run.absolute().parent
+    source = None if run is None else RunDirectory(run.absolute())
+    parent = None if source is None else source.path.parent
     with tempfile.TemporaryDirectory(prefix=".flstream-debug-", dir=parent) as folder:
         copy = RunDirectory.create(job.name, Path(folder) / "run")
-        if run is not None:
-            _check_round(job, RunDirectory(run.absolute()), round_number)
-            _copy(RunDirectory(run.absolute()), copy)
+        if source is not None:
+            _check_round(job, source, round_number)
+            _copy(source, copy)
             copy.write(copy.job_files, render_files(job))
             copy.write(copy.job_file, render_job(job))
         with copy.in_use(), debugging(debugged):
             try:
-                point = None if run is None else plan_resume(job, copy, round_number - 1)
+                point = None if source is None else plan_resume(job, copy, round_number - 1)
+                summary = simulate(job, copy, lambda *_: None, resume=point)
             except ResumeRefusedError as error:
+                if source is None:
+                    raise
                 raise UsageError(
                     f"the run in {run} no longer has all that round {round_number} began with: "
-                    "checkpoints.keep has removed it, or a file is damaged; name another round"
+                    "checkpoints.keep has removed it, or a file is damaged; name another round "
+                    f"({_reason(error, copy, source)}){_differences(job, source)}"
                 ) from error
-            summary = simulate(job, copy, lambda *_: None, resume=point)
+            except JobError:  # of the job alone
+                raise
+            except UsageError as error:
+                if source is None:
+                    raise
+                reason = _reason(error, copy, source)
+                raise UsageError(reason + _differences(job, source)) from error
         if not debugged.has_trained:
-            raise UsageError(summary.error or f"{site} was not asked to train")
+            error_text = summary.error or f"{site} was not asked to train"
+            if source is not None:
+                error_text = _reason(error_text, copy, source) + _differences(job, source)
+            raise UsageError(error_text)
     return debugged
 
 
 def _check_round(job: Job, run: RunDirectory, round_number: int) -> None:
-    """Check that a run is one of this job, and has come to a round."""
+    """Check that a run has come to a round that the job has."""
     if not run.is_run:
         raise UsageError(f"{run.path} is not a run directory; name one with --run")
-    keys = different_keys(job, run, files_of(job))
-    # A site is debugged alone, whatever the run had.
-    if others := [clause for clause in keys if not clause.startswith("clients.parallel is")]:
-        raise UsageError(
-            f"the run in {run.path} was made by another job: {'; '.join(others)}; give the same "
-            f"--set, or the run's own job: flstream debug {run.path} --run {run.path}"
-        )
     completed = len(read_history(run.events).rounds)
-    if round_number > completed + 1:
+    planned = job.planned_rounds or completed + 1  # a workflow without rounds has none planned
+    last = min(completed + 1, planned)
+    if round_number > last:
         raise UsageError(
-            f"--round {round_number}: the run in {run.path} has {completed} rounds; name one from "
-            f"1 to {completed + 1}"
+            f"--round {round_number}: the run in {run.path} has {completed} rounds, and the job "
+            f"{planned}; name one from 1 to {last}"
         )
+
+
+def _reason(error: Exception | str, copy: RunDirectory, run: RunDirectory) -> str:
+    """Return an error about the copy as one about the run, without advice on resuming it."""
+    clauses = str(error).replace(str(copy.path), str(run.path)).split("; ")
+    return "; ".join(clause for clause in clauses if "--resume" not in clause)
+
+
+def _differences(job: Job, run: RunDirectory) -> str:
+    """Return a clause on the keys in which a job differs from a run's; empty without any."""
+    try:
+        keys = different_keys(job, run, files_of(job))
+    except JobError:  # the run's job file is damaged
+        return ""
+    # A site is debugged alone, whatever the run had.
+    others = [clause for clause in keys if not clause.startswith("clients.parallel is")]
+    if not others:
+        return ""
+    return (
+        f"; the run was made by another job: {'; '.join(others)}; give the same --set, or the "
+        f"run's own job: flstream debug {run.path} --run {run.path}"
+    )
 
 
 def _copy(run: RunDirectory, copy: RunDirectory) -> None:

@@ -88,8 +88,10 @@ def shown(value: Any) -> str:
 
 def _slug(value: Any) -> str:
     """Return a value as a part of a folder's name."""
-    text = re.sub(r"[^\w.+-]+", "-", shown(value)).strip("-") or "empty"
-    return text[-_MOST_CHARACTERS:].lstrip("-")
+    text = shown(value)
+    sign = "-" if text.startswith("-") else ""  # of a number
+    text = re.sub(r"[^\w.+-]+", "-", text).strip("-") or "empty"
+    return sign + text[-_MOST_CHARACTERS:].lstrip("-")
 
 
 def _split(text: str) -> list[str]:

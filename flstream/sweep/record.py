@@ -104,16 +104,31 @@ class SweepRecord(msgspec.Struct):
             raise UsageError(
                 f"{path} cannot be read: {error}; name another folder with --run-dir"
             ) from error
-        known, names = {point.name: point for point in before.points}, {p.name for p in self.points}
-        gone = [name for name in known if name not in names]
+        # By its values: a name lacks what folders cannot have, and the start of long values.
+        known = {_identity(point): point for point in before.points}
+        own = {_identity(point) for point in self.points}
+        gone = [point.name for identity, point in known.items() if identity not in own]
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),
             (before.prune != self.prune, "with another --prune"),
             (bool(gone), f"with the point {gone[0] if gone else ''}, which this one lacks"),
-            (self.prune and len(known) < len(names), "of fewer points, which --prune compares"),
+            (self.prune and len(known) < len(own), "of fewer points, which --prune compares"),
         ):
             if is_other:
                 raise UsageError(
                     f"{path.parent} has a sweep {what}; name another folder with --run-dir"
                 )
-        self.points = [known.get(point.name, point) for point in self.points]
+        taken = {point.name for point in before.points}
+        for place, point in enumerate(self.points):
+            if (same := known.get(_identity(point))) is not None:
+                self.points[place] = msgspec.structs.replace(same, values=point.values)
+                continue
+            name, number = point.name, 1
+            while point.name in taken:
+                number += 1
+                point.name = f"{name},{number}"
+            taken.add(point.name)
+
+
+def _identity(point: PointRecord) -> bytes:
+    return msgspec.json.encode((point.values, point.seed))

@@ -48,7 +48,9 @@ def best_line(record: SweepRecord) -> str:
     if best is None or len(rows) == 1:
         return ""
     if best["spread"] is None:
-        return "* has the best mean; --seeds 3 would show how much seeds change it"
+        more = record.seeds == 1 and not record.prune  # a pruned sweep takes no points in
+        advice = "; --seeds 3 would show how much seeds change it" if more else ""
+        return f"* has the best mean{advice}"
     near = sum(
         abs(row["mean"] - best["mean"]) <= max(best["spread"], row["spread"] or 0.0)
         for row in rows

@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+import msgspec
+
 from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
 from flstream.job import Job
@@ -97,19 +99,24 @@ class Sweep:
         for key, values in axes.items():
             if isinstance(values, str) or not values:
                 raise UsageError(f"vary: {key} has {values!r}; give it a list of values")
-        plain = {key: list(values) for key, values in axes.items()}
+        # As they are once sweep.json was read again: lists for tuples.
+        plain = {
+            key: msgspec.to_builtins(list(values), str_keys=True) for key, values in axes.items()
+        }
         first = job_of(Point("", {key: values[0] for key, values in plain.items()}, None), None)
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
         points = grid(plain, first.seed, seeds)
-        self._points = {point.name: point for point in points}
         # All mistakes come before anything begins.
-        self._jobs = {point.name: job_of(point, None) for point in points}
+        jobs = [job_of(point, None) for point in points]
         waiting = [PointRecord(point.name, dict(point.values), point.seed) for point in points]
         self.record = SweepRecord(
             first.name, first.key_metric, first.key_metric_mode, plain, seeds, prune, waiting
         )
         self.record.take_over(self._file)
-        self.notes = _notes(list(self._jobs.values()))
+        names = [record.name for record in self.record.points]
+        self._points = dict(zip(names, points, strict=True))
+        self._jobs = dict(zip(names, jobs, strict=True))
+        self.notes = _notes(jobs)
 
     @property
     def _file(self) -> Path:

@@ -92,7 +92,17 @@ class MemoryGroup:
         return True
 
     def leave(self) -> None:
-        """Move this process, and what the run has left, back to where it was; remove the group."""
+        """Move this process, and what the run has left, back to where it was; remove the group.
+
+        Signals that stop a run wait until then.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self._leave()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def _leave(self) -> None:
         self.peak()
         os.environ.pop(MEMORY_GROUP, None)
         if self._home is None:
@@ -103,7 +113,7 @@ class MemoryGroup:
         deadline = time.monotonic() + _END_SECONDS
         for pid in self._pids():  # one that is ending cannot be moved
             if pid not in ("0", str(os.getpid())):
-                with suppress(ProcessLookupError):
+                with suppress(OSError):  # it is gone, or the kernel has no pidfd_open
                     _wait(int(pid), deadline - time.monotonic())
         with suppress(OSError):  # then it is as one whose run was killed
             self.path.rmdir()
@@ -136,7 +146,10 @@ def present() -> MemoryGroup | None:
         return None
     key = os.getpid(), variable
     if key not in _present:
-        _present[key] = MemoryGroup(variable)
+        try:
+            _present[key] = MemoryGroup(variable)
+        except ValueError:  # flstream has not set it
+            return None
     return _present[key]
 
 
@@ -222,10 +235,11 @@ def restarted(proc: Path = _PROC) -> Iterator[bool]:
     Raises:
         UsageError: systemd has made a group without a limit.
     """
-    owner, limit, home, path = os.environ[MEMORY_GROUP].split("\n")
-    if int(owner) != os.getpid():  # a process of a limited run has started this one
+    group = present()
+    if group is None or group.owner != os.getpid():  # a process of a limited run has started it
         yield False
         return
+    _, limit, home, path = os.environ[MEMORY_GROUP].split("\n")
     try:
         if not path:
             _note(int(limit), home, _own_scope(int(limit), proc))
@@ -288,10 +302,14 @@ def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
 def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
     """Return for each version its files and name, where a group goes, and this process's group."""
     groups, places = dict[str, str](), dict[int, tuple[_Files, str, Path, Path]]()
-    for line in (proc / "cgroup").read_text().splitlines():
+    try:
+        own_groups, mounts = ((proc / name).read_text() for name in ("cgroup", "mountinfo"))
+    except OSError:  # a kernel without control groups, or no /proc
+        return []
+    for line in own_groups.splitlines():
         _, controllers, group = line.split(":", 2)
         groups.update(dict.fromkeys(controllers.split(","), group))
-    for line in (proc / "mountinfo").read_text().splitlines():
+    for line in mounts.splitlines():
         mount, _, kind = line.partition(" - ")
         root, point = mount.split()[3:5]
         system, _, options = kind.split(" ", 2)

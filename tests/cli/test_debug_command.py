@@ -113,25 +113,43 @@ def test_what_cannot_be_debugged_is_a_sentence(flstream_here, job, words, meant)
     assert meant in done.stderr
 
 
-def test_a_run_of_another_job_or_without_the_round_is_a_sentence(flstream_here, job):
-    flstream_here(
-        "simulate", job, "--run-dir", "run", "--engine", "inline", "-q", "--set", "seed=5"
-    )
-    debug = ("debug", job, "--site", "site-1", "--run", "run")
-    done = flstream_here(*debug)
+def test_a_site_is_debugged_with_other_settings_than_the_run_had(flstream_here, job):
+    set_in_run = ("--set", "seed=5", "--set", "clients.threads=1")
+    flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q", *set_in_run)
+    debug = ("--site", "site-1", "--run", "run", "--round", "2")
+    for source, words in ((job, ("--set", "rounds=2")), ("run", ())):
+        done = flstream_here("debug", source, *debug, *words)
+        assert done.returncode == 0, done.stderr
+
+
+def test_where_the_run_is_of_another_job_a_failure_names_the_keys(flstream_here, job):
+    flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
+    words = ("--site", "site-1", "--run", "run", "--round", "2", "--set", "workflow.type=cyclic")
+    done = flstream_here("debug", job, *words)
     assert done.returncode == 2
-    assert "seed is 5 there and " in done.stderr
-    assert "flstream debug" in done.stderr
-    assert flstream_here(*debug, "--set", "seed=5").returncode == 0
-    assert flstream_here("debug", "run", *debug[2:]).returncode == 0
-    done = flstream_here(*debug, "--set", "seed=5", "--round", "9")
-    assert done.returncode == 2
-    assert "name one from 1 to 4" in done.stderr
+    for part in ("effect 1 of the workflow was", "workflow.type is", "there and", "same --set"):
+        assert part in done.stderr
+    assert f"flstream debug {job / 'run'} --run" in done.stderr
+    assert "--resume" not in done.stderr
     assert ".flstream-debug" not in done.stderr
+
+
+def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(flstream_here, job):
+    flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
+    debug = ("debug", job, "--site", "site-1", "--run", "run", "--round")
+    for words, last in ((("4",), 3), (("5", "--set", "rounds=9"), 4)):
+        done = flstream_here(*debug, *words)
+        assert done.returncode == 2
+        assert f"name one from 1 to {last}" in done.stderr
+    assert flstream_here(*debug, "4", "--set", "rounds=9").returncode == 0
     os.truncate(job / "run" / "checkpoints" / "round-0001.safetensors", 8)
-    done = flstream_here(*debug, "--set", "seed=5", "--round", "2")
+    done = flstream_here(*debug, "2", "--set", "seed=5")
     assert done.returncode == 2
-    assert "no longer has all that round 2 began with" in done.stderr
+    for part in ("no longer has all that round 2 began with", "needs a model", "and 5 here"):
+        assert part in done.stderr
+    assert str(job / "run") in done.stderr
+    assert "--resume" not in done.stderr
+    assert ".flstream-debug" not in done.stderr
 
 
 def test_a_site_that_fails_is_told_with_its_traceback(job):

@@ -351,6 +351,15 @@ def test_a_file_that_cannot_be_read_is_one_short_sentence(mistakes, folder, text
     assert before == ParserElement.DEFAULT_WHITE_CHARS
 
 
+def test_a_missing_job_file_in_a_folder_that_may_not_be_listed_is_a_sentence(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(JobError, match="no such job file; check the path"):
+        load_job(folder / "no.conf")
+
+
 def test_a_path_that_is_no_job_file_is_a_sentence(folder):
     (folder / "binary.conf").write_bytes(b"name = \xff")
     for name, words in [

@@ -408,8 +408,11 @@ def test_pages_that_an_index_makes_have_their_settings(tmp_path):
 
 
 def test_a_key_that_no_run_has_groups_nothing(tmp_path):
+    paths = swept(tmp_path, 2)
     with pytest.raises(UsageError, match=r"--group-by train\.args\.rate"):
-        write_page(swept(tmp_path, 2), tmp_path / "study.html", group_by=["train.args.rate"])
+        write_page(paths, tmp_path / "study.html", group_by=["train.args.rate"])
+    with pytest.raises(UsageError, match=r"--over train\.args: no run has this setting"):
+        write_page(paths, tmp_path / "study.html", over="train.args")
 
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above():

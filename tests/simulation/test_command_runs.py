@@ -1,6 +1,9 @@
 """Runs whose scripts are started by a command: ranks fail by name, and no process is left."""
 
+import json
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -35,6 +38,43 @@ while flare.is_running():
         flare.send(flare.FLModel(params))
 dist.destroy_process_group()
 """
+# Prints how commands have ended while the kernel has killed some process of the run.
+ENDS = """
+import json, socket, sys, tempfile
+from pathlib import Path
+from flstream.engines.engine import WorkerSockets
+from flstream.simulation import command
+from flstream.telemetry import memory_limit
+
+memory_limit.killed_at_limit = lambda remedy: f", as memory_limit was reached{remedy}"
+RANK = (
+    "import os, socket; worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
+    "worker.connect(os.environ['FLSTREAM_COMMAND'] + '/s'); worker.send(b'1')"
+)
+reasons = []
+for words in (
+    ["sh", "-c", "echo its own cause >&2; exit 3"],
+    ["sh", "-c", "echo the last line >&2; kill -9 $$"],
+    ["sh", "-c", "exit 137"],
+    [sys.executable, "-c", RANK],
+):
+    end = WorkerSockets(*(socket.socket() for _ in WorkerSockets._fields))
+    with tempfile.TemporaryDirectory() as folder:
+        reasons.append(command._last_message(words, 1, Path(folder), end).reason)
+print(json.dumps(reasons))
+"""
+
+
+def test_a_kill_at_the_limit_is_told_where_a_process_of_the_command_is_gone(tmp_path):
+    with (tmp_path / "log").open("w") as log:
+        words = [sys.executable, "-c", ENDS]
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=log, timeout=60, check=True)
+    own, killed, by_shell, rank = json.loads(done.stdout)
+    assert own.endswith("sh exited with status 3 (its own cause)")
+    clause = ", as memory_limit was reached, or start fewer ranks"
+    assert killed.endswith(f"sh was killed by SIGKILL (the last line){clause}")
+    assert by_shell.endswith(f"sh exited with status 137{clause}")
+    assert rank.endswith(clause)
 
 
 @pytest.mark.nightly

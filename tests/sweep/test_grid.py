@@ -52,6 +52,8 @@ def test_names_are_of_one_folder_each_whatever_the_values():
     names = [point.name for point in grid({"train.script": ["a/b.py", "a b.py", "../x"]}, 1, 1)]
     assert len(set(names)) == 3
     assert not any("/" in name or " " in name for name in names)
+    names = [point.name for point in grid({"lr": ["0.05", "-0.05"]}, 1, 1)]
+    assert names == ["lr=0.05,seed=1", "lr=-0.05,seed=1"]
 
 
 def test_keys_with_the_same_end_keep_what_tells_them_apart():

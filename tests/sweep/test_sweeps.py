@@ -12,6 +12,7 @@ from flstream.job import JobError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.sweep.results import best_line, setting_rows, sweep_table, write_results
+from flstream.sweep.running import Sweep
 
 
 def digests(sweep):
@@ -105,6 +106,35 @@ def test_more_seeds_go_on_with_those_that_are_there(sweeps):
     assert setting_rows(more.record)[0]["runs"] == 3
 
 
+def test_points_are_known_by_their_values_and_a_name_is_of_one_alone(sweeps):
+    path = sweeps.folder / "sweep" / "sweep.json"
+    path.parent.mkdir()
+    first = sweeps.sweep("train.args.note=/data/b", "train.args.lr=1")
+    first.record.points[0].status = "finished"
+    first.record.write(path)
+    more = sweeps.sweep("train.args.note=data b,/data/b", "train.args.lr=1")
+    points = {point.values["train.args.note"]: point for point in more.record.points}
+    known, new = points["/data/b"], points["data b"]
+    assert (known.name, known.status) == (first.record.points[0].name, "finished")
+    assert (new.name, new.status) == (f"{known.name},2", "waiting")
+    more.record.write(path)
+    again = sweeps.sweep("train.args.note=data b,/data/b", "train.args.lr=1")
+    assert again.record.points == more.record.points
+
+
+def test_tuples_from_python_are_of_the_setting_that_was_read_again(sweeps):
+    def sweep(seeds):
+        axes = {"train.args.sizes": [(1, 2), (3,)]}
+        return Sweep(
+            sweeps.folder / "sweep", lambda point, rounds: sweeps.job(), axes, seeds, prune=False
+        )
+
+    first = sweep(1)
+    first.folder.mkdir()
+    first.record.write(first.folder / "sweep.json")
+    assert [len(points) for points in sweep(2).record.settings] == [2, 2]
+
+
 def test_a_run_that_fails_is_named_and_tried_again(sweeps):
     (sweeps.folder / "broken").touch()
     sweep = sweeps.sweep("train.args.lr=2,3")
@@ -164,6 +194,16 @@ def test_a_line_says_how_clearly_the_best_setting_is_that(sweeps, scores, words)
     for point, score in zip(record.points, scores, strict=True):
         point.status, point.score = "finished", score
     assert words in best_line(record)
+
+
+@pytest.mark.parametrize(("seeds", "prune"), [(1, False), (1, True), (3, False)])
+def test_more_seeds_are_advised_where_there_is_one_and_points_may_be_added(sweeps, seeds, prune):
+    record = sweeps.sweep("train.args.lr=1,2", seeds=seeds, prune=prune).record
+    for point in record.points:
+        point.status = "finished" if point.seed == 5 else "failed"
+        point.score = 0.5 if point.seed == 5 else None
+    assert best_line(record).startswith("* has the best mean")
+    assert ("--seeds 3" in best_line(record)) == (seeds == 1 and not prune)
 
 
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,13 @@ import pytest
 
 from flstream.errors import UsageError
 from flstream.telemetry import MEMORY_GROUP
-from flstream.telemetry.memory_limit import killed_at_limit, limited, present, remove_leftovers
+from flstream.telemetry.memory_limit import (
+    killed_at_limit,
+    limited,
+    present,
+    remove_leftovers,
+    restarted,
+)
 
 LIMIT = 64 << 30
 V2_MOUNT = "41 31 0:38 {root} {point} rw,relatime shared:9 - cgroup2 cgroup2 rw"
@@ -179,6 +186,43 @@ def test_groups_without_processes_are_removed_and_others_stay(kernel, monkeypatc
     monkeypatch.setattr(Path, "rmdir", rmdir)
     remove_leftovers(kernel.proc)
     assert sorted(path.name for path in home.iterdir()) == ["flstream-b", "other"]
+
+
+def test_without_control_groups_there_is_nothing_to_remove_and_no_group_is_made(kernel):
+    (kernel.proc / "cgroup").unlink()
+    remove_leftovers(kernel.proc)
+    with (
+        pytest.raises(UsageError, match="cgroup v2: it is not mounted"),
+        limited(LIMIT, kernel.proc),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("variable", ["", "1\n2", "me\n2\n\n/"])
+def test_a_variable_that_flstream_has_not_set_is_no_group(kernel, monkeypatch, variable):
+    monkeypatch.setenv(MEMORY_GROUP, variable)
+    assert present() is None
+    assert killed_at_limit() == ""
+    with restarted(kernel.proc) as is_own:
+        assert not is_own
+
+
+def test_signals_wait_until_a_group_is_left_even_without_pidfds(kernel, monkeypatch):
+    home = kernel.with_v1("/")
+    masks = []
+
+    def refuse(pid):
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with limited(LIMIT, kernel.proc):
+        [path] = groups_in(home)
+        (path / "cgroup.procs").write_text(f"{os.getpid()}\n1\n")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} <= masks[0]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert groups_in(home) == []
 
 
 @pytest.mark.parametrize("knows_policies", [True, False])
