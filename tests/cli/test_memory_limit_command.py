@@ -205,7 +205,7 @@ def test_limits_that_no_run_can_keep_are_refused(flstream_here, write_job):
     done = flstream_here("simulate", job, "--memory-limit", "2GiB", "--engine", "ray")
     assert done.returncode == 2
     if find_spec("ray") is not None:  # without it, that alone is the mistake
-        assert "memory_limit: must be null where engine.type is ray" in done.stderr
+        assert "must be null where engine.type is ray" in done.stderr
     done = flstream_here("simulate", job, "--set", "memory_limit=1 MiB")
     assert done.returncode == 2
     assert "at least 256 MiB" in done.stderr
