@@ -42,7 +42,7 @@ def is_possible(case):
 
 
 ALIKE = [
-    {"fedavg", "swarm", "cross_site", "local optimizer", "stopped", "thin links"}
+    {"fedavg", "swarm", "cross_site", "local optimizer", "offloaded", "stopped", "thin links"}
     | {"delta both", "own compressor", "numpy", "links that change", "evaluator"},
     {"fedper", "exclude_vars"},  # the base of this model does not depend on its head
     {"median", "own aggregator"},
