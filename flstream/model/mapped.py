@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 # Where torch's allocator begins tensors. Libraries of linear algebra take other paths for other
 # addresses, whose sums differ in the last bit: so do products with one row, 8 bytes off.
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Bytes at whose multiples tensors of a mapping begin, so that they compute torch's own bits."""
+
 # An entry of the kernel's table of a process's pages, and its bits: the page is in memory or in
 # swap; it is a page of a file, and no private copy.
 _PAGE = np.dtype(np.uint64)
@@ -97,7 +99,7 @@ class MappedModel:
         for spec in self.layout.tensors:
             start = self._body + spec.start
             tensor = over_bytes(self._bytes[start : start + spec.nbytes], spec, framework)
-            if not spec.nbytes or (self._address + start) % _ALIGNMENT:
+            if not spec.nbytes or (self._address + start) % ALIGNMENT:
                 tensor = tensor.copy() if framework == "numpy" else tensor.clone()
             tensors[spec.name] = tensor
         return tensors | {alias: tensors[name] for alias, name in self.layout.aliases.items()}

@@ -136,20 +136,22 @@ class Replay:
         steps: list[Step],
         sizes: list[int],
         after: Mapping[int, torch.Tensor | None],
-        kept: Collection[int] | None = None,
+        steps_to_keep: Collection[int] | None = None,
         *,
         is_dry: bool = False,
     ) -> None:
         self._steps, self._sizes = steps, sizes
-        self._after, self._kept, self._is_dry = dict(after), kept, is_dry
+        self._after, self._steps_to_keep, self._is_dry = dict(after), steps_to_keep, is_dry
         self._at: int | None = None  # the step after which the generator has its state
         self._live = self._work = self.peak = 0
         self._recorded = self._counted = 0  # cost of the first steps, and their number
         self.wanted: set[int] = set()
 
-    def again(self, kept: Collection[int] | None = None, *, is_dry: bool = False) -> Replay:
+    def again(
+        self, steps_to_keep: Collection[int] | None = None, *, is_dry: bool = False
+    ) -> Replay:
         """Begin anew, with the kept states; keep those after some steps, or after all."""
-        return Replay(self._steps, self._sizes, self._after, kept, is_dry=is_dry)
+        return Replay(self._steps, self._sizes, self._after, steps_to_keep, is_dry=is_dry)
 
     @property
     def constant_bytes(self) -> int:
@@ -199,7 +201,7 @@ class Replay:
             self._call(step, memory)
             if step.state is not None:
                 self._at = index
-                if self._kept is None or index in self._kept:
+                if self._steps_to_keep is None or index in self._steps_to_keep:
                     get_state = torch.default_generator.get_state
                     self._after[index] = None if self._is_dry else get_state()
             for storage in step.storages:

@@ -27,7 +27,7 @@ from flstream.model.copy import copy
 from flstream.model.digests import body_digest
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.mapped import MappedModel
+from flstream.model.mapped import ALIGNMENT, MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
 from flstream.model.tensor_view import TensorView
@@ -37,8 +37,6 @@ from flstream.telemetry.locks import lock_file
 if TYPE_CHECKING:
     import torch
 
-# Where torch's allocator begins tensors: other places would give other last bits.
-_ALIGNMENT = 64
 PADDING = "flstream.padding."
 
 
@@ -136,7 +134,7 @@ def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[st
     for spec in Layout.of(entries, ties).tensors:
         specs.append(spec._replace(start=stop, stop=stop + spec.nbytes))
         stop += spec.nbytes
-        if gap := -stop % _ALIGNMENT:
+        if gap := -stop % ALIGNMENT:
             name = f"{PADDING}{len(specs)}"
             specs.append(TensorInfo(name, "U8", (gap,), stop, stop + gap))
             views[name] = TensorView(name, torch.zeros(gap, dtype=torch.uint8))

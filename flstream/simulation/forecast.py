@@ -51,7 +51,7 @@ class Imports(NamedTuple):
 
 
 class Building(NamedTuple):
-    """How the initial model is built.
+    """Way in which the initial model is built, and the memory that it takes.
 
     Attributes:
         way: How its bytes are made, such as ``tensor by tensor``.

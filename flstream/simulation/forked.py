@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from flstream.engines.fork_server import end_with_parent
+
 ValueT = TypeVar("ValueT")
-# From Linux's prctl.h.
-_PR_SET_PDEATHSIG = 1
 
 
 class ForkedError(Exception):
@@ -40,6 +38,7 @@ def forked(function: Callable[[], ValueT]) -> ValueT:
         os.kill(own, -code)
     if not content:
         raise ForkedError(f"it exits with status {code}")
+    # Of this process's own fork, by a pipe that nobody else has.
     answer: tuple[str | None, ValueT] = pickle.loads(content)
     if answer[0] is not None:
         raise ForkedError(answer[0])
@@ -48,17 +47,16 @@ def forked(function: Callable[[], ValueT]) -> ValueT:
 
 def _answer(function: Callable[[], object], writer: int, parent: int) -> NoReturn:
     """Write the value of a function, or its error, to a pipe, and end this process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(parent)
     status = 1
     try:
-        if os.getppid() == parent:
-            try:
-                content = pickle.dumps((None, function()))
-            except BaseException as error:
-                content = pickle.dumps((str(error) or type(error).__name__, None))
-            with open(writer, "wb") as file:
-                file.write(content)
-            status = 0
+        try:
+            content = pickle.dumps((None, function()))
+        except BaseException as error:
+            content = pickle.dumps((str(error) or type(error).__name__, None))
+        with open(writer, "wb") as file:
+            file.write(content)
+        status = 0
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -1,6 +1,6 @@
 """The model builder: a short-lived process that writes the initial checkpoint.
 
-Building a module needs the whole model in memory, which the server must never have.
+Building a module may need the whole model in memory, which the server must never have.
 """
 
 from __future__ import annotations

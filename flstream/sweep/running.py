@@ -37,7 +37,7 @@ JobOf = Callable[[Point, int | None], Job]
 
 
 class SweepProgress(NamedTuple):
-    """How far a sweep is, or with pruning, how far a part of it is: told when a run begins or ends.
+    """Number of runs that are over, of a sweep or of a part of it after which runs are pruned.
 
     Attributes:
         ended: The run that has ended; None where one has begun.

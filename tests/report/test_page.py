@@ -374,7 +374,7 @@ def test_a_setting_that_some_runs_lack_tells_them_apart_too(tmp_path):
     for number, path in enumerate(paths):
         summary = read_run(path).summary
         own = {"workflow.args.mu": "0.1"} if number % 2 else {}
-        script = f'"/work/{"prox" if number % 2 else "plain"}/client.py"'
+        script = f'"/home/me/{"prox" if number % 2 else "plain"}/client.py"'
         settings = {**summary.settings, **own, "seed": str(number // 2), "train.script": script}
         (path / "summary.json").write_text(replace(summary, settings=settings).to_json())
     page = Page(write_page(paths, tmp_path / "study.html").read_text())
