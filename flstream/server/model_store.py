@@ -74,9 +74,9 @@ class ModelStore:
 
         None in a dry run, which has no model.
         """
-        record = self._last_known or self._models[0].record
-        path = self.path(record)
-        if not path.is_file():
+        paths = [self.path(record) for record in (self._last_known, self.newest.record) if record]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
             return None
         source = FileSource(path)
         layout, text = source.layout, source.metadata.get(ORDER, "")
@@ -126,6 +126,10 @@ class ModelStore:
             stored.is_verified = True
             self._opened.add(model.version)
         return stored.source
+
+    def has_file(self, model: Model) -> bool:
+        """Whether the file of a model is still there."""
+        return self.path(self._models[model.version].record).is_file()
 
     def begin(self, version: int, bodies: Sequence[str]) -> Model:
         """A model with which a workflow begins.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from flstream.errors import WorkflowError
 from flstream.model.composed import composed
 from flstream.model.selection import Selection, selected_names
 from flstream.model.source import Source
@@ -29,6 +30,8 @@ class ReceivedTensors:
         self._sites: dict[str, tuple[int, _Versions]] = {}
         # By version, the tensors that its fold may have changed; all where there is no entry.
         self._changed: dict[int, Selection] = {}
+        # Whether a training was sent or has sent back a part of a model.
+        self._has_parts = False
 
     def begins_anew(self, site: str, round_number: int) -> bool:
         """Return whether a site lacks what the others have: it failed, or was left out before."""
@@ -42,6 +45,7 @@ class ReceivedTensors:
 
     def take(self, training: SiteTraining, answered: Collection[str]) -> None:
         """Note what the sites of a training have received, now that they answered or failed."""
+        self._has_parts |= training.parts is not None
         known: dict[_Versions, tuple[int, _Versions]] = {}  # mostly the same for all sites
         for site in training.tasks:
             if site in answered:
@@ -90,10 +94,7 @@ class ReceivedTensors:
         }
         if not other:
             return source
-        files = {
-            version: self._store.source(self._store.handle(version))
-            for version in set(other.values())
-        }
+        files = {version: self._file(version, site, other) for version in set(other.values())}
         places = {
             name: (files[other[name]] if name in other else source, spec)
             for name, spec in source.layout.by_name.items()
@@ -102,17 +103,14 @@ class ReceivedTensors:
 
     def needed(self) -> set[int]:
         """Return the versions of which a site has a tensor that has changed since."""
-        if not self._changed or self._store.facts is None:
+        if not self._has_parts or (facts := self._store.facts) is None:
             return set()
         newest = self._store.newest.record.version
-        noted = {pair for _, versions in self._sites.values() for pair in versions}
         return {
             version
-            for selection, version in noted
-            if any(
-                self._changed_at(version, name) != self._changed_at(newest, name)
-                for name in self._names(selection)
-            )
+            for versions in {versions for _, versions in self._sites.values()}
+            for name, version in self._by_name(versions, facts[0].by_name)
+            if self._changed_at(version, name) != self._changed_at(newest, name)
         }
 
     def _versions(self, training: SiteTraining, site: str) -> _Versions:
@@ -136,6 +134,17 @@ class ReceivedTensors:
             for name in left & selected:
                 yield name, version
             left -= selected
+
+    def _file(self, version: int, site: str, tensors: Mapping[str, int]) -> Source:
+        handle = self._store.handle(version)
+        if not self._store.has_file(handle):
+            name = next(name for name, other in tensors.items() if other == version)
+            raise WorkflowError(
+                f"the update of {site} cannot be compared with tensor {name!r} of model {version}, "
+                "which the site received last, and whose file has gone: send the site what has "
+                "changed since (receive), or set checkpoints.keep = all"
+            )
+        return self._store.source(handle)
 
     def _names(self, selection: Selection | None) -> frozenset[str]:
         if selection is None:

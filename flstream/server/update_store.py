@@ -255,7 +255,8 @@ class UpdateStore:
     def late_part(self, training: SiteTraining) -> Source:
         """The tensors of a model that the sites of a training are sent while they train."""
         parts, model = training.parts, training.late_model
-        assert parts is not None and parts.late is not None
+        assert parts is not None
+        assert parts.late is not None
         assert model is not None
         return self._part(self._store.source(model), "late", parts.late)
 

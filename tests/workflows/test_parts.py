@@ -4,11 +4,8 @@ import textwrap
 
 import pytest
 import torch
-from flows import records
 from safetensors.torch import load_file
 from training_scripts import QUIET, results
-
-from flstream.telemetry.events import LateReceived
 
 FACTORY = 'model={factory="parts.py:build"}'
 PROCESSES = "engine.type=local"
@@ -147,3 +144,142 @@ def test_a_run_with_late_tensors_that_is_broken_off_ends_in_the_same_bits(
     broken = flows.broken(OVERLAPPED, *settings, script=LATE, place=place)
     again = flows.resume(broken, OVERLAPPED, *settings, script=LATE)
     assert results(again) == results(whole)
+
+
+CODED = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        receive = None if number == 1 else [r"blocks.*"]
+        updates = run.train(model, run.sites, receive=receive, send=[r"blocks\\.[0-3].*"])
+        model = run.fold(model, updates)
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        "up=[{type=int8}]",
+        "up=[{type=topk, args={fraction=0.25}}]",
+        "up=[delta, shuffle, zstd], down=[delta, shuffle, zstd]",
+        "down=[{type=cast, args={to=bf16}}]",
+    ],
+)
+def test_parts_of_models_pass_codecs_to_the_same_bits_anywhere(parted, codecs):
+    settings = ["rounds=3", "clients.count=3", f"streaming.codecs={{{codecs}}}"]
+    inline = parted(CODED, *settings)
+    for how in ([PROCESSES], [PROCESSES, "clients.parallel=1"]):
+        assert results(parted(CODED, *settings, *how)) == results(inline)
+
+
+def test_an_exact_codec_leaves_the_bits_of_parts(parted):
+    settings = ["rounds=3", "clients.count=2", PROCESSES]
+    exact = "streaming.codecs={up=[delta, shuffle, zstd], down=[delta, shuffle, zstd]}"
+    assert results(parted(CODED, *settings, exact)) == results(parted(CODED, *settings))
+
+
+STALE = """
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        if number == 1:
+            updates = run.train(model, run.sites, send={first})
+        else:
+            updates = run.train(model, run.sites, receive=["head.bias"], send=[r"blocks.0.*"])
+        model = run.fold(model, list(updates), {rule})
+    return model
+"""
+# Each site answers with what it has, and adds its number to each tensor that it holds.
+ADDING = REPLICA.replace("torch.randn(tensor.shape).to(tensor.dtype)", "0.0").replace(
+    "    params = dict(replica)\n",
+    "    params = {name: tensor + index for name, tensor in replica.items()}\n",
+)
+
+
+OWN = 'FoldRule(1.0, normalise=True, base="own")'
+
+
+def test_a_tensor_is_compared_with_what_its_site_received_last(parted):
+    text = STALE.format(first=None, rule=OWN)
+    run = parted(text, "rounds=3", "clients.count=2", script=ADDING)
+    first, second, third, fourth = models(run, 3)
+    # Both sites keep block 0 as they received it at first, and add 1 and 2 to it: so each round's
+    # mean difference is 1.5, whatever the fold before has made of that block.
+    for before, after in ((second, third), (third, fourth)):
+        torch.testing.assert_close(after["blocks.0.weight"], before["blocks.0.weight"] + 1.5)
+    assert torch.equal(third["head.bias"], second["head.bias"])
+    torch.testing.assert_close(second["head.bias"], first["head.bias"] + 1.5)
+
+
+def test_a_model_stays_on_disk_while_a_site_has_tensors_of_it_that_have_changed(parted):
+    text, settings = STALE.format(first=[".*"], rule=OWN), ["rounds=4", "clients.count=2"]
+    all_kept = parted(text, *settings, script=ADDING)
+    few = parted(text, *settings, "checkpoints.keep=1", script=ADDING)
+    assert results(few) == results(all_kept)
+
+
+def test_a_model_that_has_gone_is_named_where_a_site_has_tensors_of_it(parted, flows):
+    text, settings = STALE.format(first=None, rule=OWN), ["rounds=2", "checkpoints.keep=1"]
+    run = flows.run(text, QUIET, FACTORY, *settings, script=ADDING)
+    assert run.summary.status == "failed"
+    assert "'blocks.0.weight' of model 0" in run.summary.error
+    assert "checkpoints.keep" in run.summary.error
+
+
+FAILING = """
+if number == 1:
+    updates = run.train(model, run.sites)
+else:
+    updates = run.train(model, run.sites, min_updates=1, receive=["head.bias"], send=["head.*"])
+see([(update.site, sorted(update.metrics)) for update in updates])
+model = run.fold(model, list(updates))
+"""
+
+
+def test_a_site_that_has_failed_begins_anew_with_the_whole_model(parted, flows):
+    fails = REPLICA.replace(
+        "    if flare.is_evaluate():",
+        "    if model.current_round == 1 and flare.get_site_name() == 'site-2':\n"
+        "        raise RuntimeError('lost')\n"
+        "    if flare.is_evaluate():",
+    ).replace("replica |= received", "print('has', len(replica)); replica |= received")
+    parted(FAILING, "rounds=3", "clients.count=2", PROCESSES, script=fails)
+    second, third = map(eval, flows.seen()[1:])
+    assert second == [("site-1", ["head.bias"])]
+    assert dict(third)["site-1"] == ["head.bias"]
+    assert len(dict(third)["site-2"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ('run.train(model, run.sites, send=["blocks"])', "matches no whole name of a tensor"),
+        ('run.train(model, run.sites, receive=["nothing.*"])', "'nothing.*'"),
+        ('run.train(model, run.sites, send=["["])', "no regular expression"),
+        ('run.train(model, run.sites, send="head.bias")', "give it a list"),
+        ("run.train(model, run.sites, send=[])", "nothing would be folded"),
+        ("run.train(model, run.sites, send=run.partition(9))", "9 parts, and has 7 layers"),
+        ("run.train(model, run.sites, send=[3])", "give it a list"),
+        ("run.partition(0)", "a number of parts"),
+        ('run.partition(2, "middle")', "knows the orders strided and in_order"),
+    ],
+)
+def test_mistakes_of_parts_are_named(parted, flows, call, words):
+    text = f"""
+    updates = {call}
+    model = run.fold(model, updates)
+    """
+    run = flows.run(text, QUIET, FACTORY, "rounds=1", "clients.count=2", script=REPLICA)
+    assert run.summary.status == "failed"
+    assert words in run.summary.error
+
+
+def test_nobody_waits_for_late_tensors_of_a_model_that_is_not_made(parted, flows):
+    text = """
+    run.start("site-1", model, late=["head.bias"])
+    run.next()
+    """
+    run = flows.run(text, QUIET, FACTORY, "rounds=1", "clients.count=2", script=REPLICA)
+    assert run.summary.status == "failed"
+    assert "call run.fold() first" in run.summary.error
