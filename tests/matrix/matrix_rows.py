@@ -121,6 +121,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "own aggregator": method("own.py:Middle"),
         # What the server makes of the mean.
         "fedavgm": optimizer("fedavgm"),
+        "nesterov": optimizer("nesterov"),
         "fedadagrad": optimizer("fedadagrad"),
         "fedadam": optimizer("fedadam"),
         "fedyogi": optimizer("fedyogi"),
