@@ -38,7 +38,7 @@ FOLDED_AT_ONCE = [
 ]
 ALIKE = (
     ("fedavg", "fedprox", "diff", "numpy", "weights", "excluded"),
-    ("local optimizer", "offloaded"),
+    ("local optimizer", "offloaded", "outer steps"),
     ("clipped", "norm_bounded_mean"),
     (*FOLDED_AT_ONCE, "own aggregator"),
     tuple(COMPARED),
