@@ -69,6 +69,10 @@ class TaskTurn(ABC):
     def answer(self, model: FLModel) -> None:
         """Answer for the site."""
 
+    def late(self) -> Params | None:
+        """Wait for the tensors that come while the site trains; None where none do, or no more."""
+        return None
+
 
 class TaskTurns(Protocol):
     """Turns of a process's sites, one after another.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -106,6 +106,16 @@ def composed(places: Mapping[str, Place], ties: Mapping[str, str] | None = None)
     """
     entries = ((name, info.dtype, info.shape) for name, (_, info) in places.items())
     return ComposedSource(Layout.of(entries, ties), places)
+
+
+def part_of(source: Source, names: Collection[str]) -> Source:
+    """Return the tensors of some names of a source; the source itself if these are all."""
+    layout = source.layout
+    if layout.by_name.keys() <= set(names):
+        return source
+    places = {name: (source, spec) for name, spec in layout.by_name.items() if name in names}
+    ties = {a: own for a, own in layout.aliases.items() if a in names and own in places}
+    return composed(places, ties)
 
 
 def arranged(source: Source) -> ComposedSource:

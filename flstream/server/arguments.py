@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
 from flstream.job.sections import METHODS
+from flstream.model.selection import Part, Selection
 from flstream.server.program_view import Model, SiteModel, Update
 from flstream.server.updates_to_fold import UpdatesToFold
 
@@ -66,6 +68,39 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
             f"run.train() was given min_updates={min_updates!r}; give it a whole number from 0, or "
             "None for clients.min_updates"
         )
+
+
+def selection_of(method: str, argument: str, value: object) -> Selection | None:
+    """Return the tensors that a workflow names, once they are patterns and parts.
+
+    Raises:
+        WorkflowError: They are not; the message names the argument and the pattern.
+    """
+    if value is None:
+        return None
+    entries: list[Any] = [value if isinstance(value, Part) else None]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        entries = list(value)
+    for entry in entries:
+        if not isinstance(entry, str | Part):
+            raise WorkflowError(
+                f"run.{method}() was given {argument}={value!r}; give it a list of regular "
+                "expressions that match whole names of tensors, or parts of run.partition()"
+            )
+        if isinstance(entry, str):
+            try:
+                re.compile(entry)
+            except re.error as error:
+                raise WorkflowError(
+                    f"run.{method}() was given {argument} with {entry!r}, which is no regular "
+                    f"expression: {error}"
+                ) from error
+    if not entries and argument == "send":
+        raise WorkflowError(
+            f"run.{method}() was given an empty list as send, so that nothing would be folded; "
+            "name tensors, or leave it out"
+        )
+    return tuple(entries)
 
 
 def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:

@@ -20,6 +20,7 @@ from flstream.aggregation.steps import plan_step
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
+from flstream.model.composed import ComposedSource
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.failures import brief, site_failed
@@ -203,7 +204,9 @@ class CohortFold:
                 updates = list(self.update_store.updates(training, [site for _, site in members]))
             for update, (place, _) in zip(updates, members, strict=True):
                 update.place = place
-                is_other = training.base.version != self.model.version
+                is_other = training.trained_from.version != self.model.version or isinstance(
+                    update.form.model, ComposedSource
+                )
                 update.base = update.form.model if is_other else None
             updates_left += updates
         updates_left.sort(key=lambda update: update.place)

@@ -184,8 +184,8 @@ class ModelCollection:
             inline=plan.inline_bytes(source.layout),
         )
         form = UpdateForm(source, name=base.digest)
-        spec = TaskSpec(task, model=source, sites=tasks, form=form, seconds=seconds)
-        files = UpdateFiles(context.run.updates(effect), spec.form)
+        spec = TaskSpec(task, source, tasks, seconds, lambda _: form, name=base.digest)
+        files = UpdateFiles(context.run.updates(effect), lambda _: form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         run.run()
         self._state.update_store.check_states(tasks, collector.failures)

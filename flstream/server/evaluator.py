@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from flstream.codecs.update_form import UpdateForm
 from flstream.errors import SimulationError
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
@@ -66,7 +65,7 @@ class Evaluator:
             Task("evaluate", effect, model.round, job.planned_rounds, meta=meta, order=order),
             model=source,
             sites={EVALUATOR: SiteTask(EVALUATOR, 0, seed, None)},
-            form=UpdateForm(source, name=model.digest),
+            name=model.digest,
             seconds=job.clients.round_timeout,
         )
         collector = ResultCollector("evaluate", [EVALUATOR], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -17,7 +18,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.descriptors import sync_directory
 from flstream.model.joined import join_bodies, zeros_beside
 from flstream.model.layout import Layout
-from flstream.model.order import ORDER
+from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
 from flstream.runs.model_draft import ModelDraft, model_draft
 from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file, round_name
@@ -51,7 +52,10 @@ class ModelStore:
     def __init__(self, context: ServerContext, records: Iterable[ModelRecord] = ()) -> None:
         job, self._run = context.job, context.run
         self._context = context
+        records = list(records)
         self._written = {(record.round, record.step) for record in records}
+        # The last one is there, whatever of those before it is not.
+        self._last_known = records[-1] if records else None
         self.retention = Retention(self._run, job.checkpoints.keep)
         self._models: list[StoredModel] = []
         # Versions that this process has made.
@@ -63,6 +67,20 @@ class ModelStore:
         self._held: dict[int, set[int]] = {}
         # Versions whose file is open.
         self._opened: set[int] = set()
+
+    @cached_property
+    def facts(self) -> tuple[Layout, tuple[str, ...]] | None:
+        """Layout of the run's models, and their names in the order of the factory.
+
+        None in a dry run, which has no model.
+        """
+        record = self._last_known or self._models[0].record
+        path = self.path(record)
+        if not path.is_file():
+            return None
+        source = FileSource(path)
+        layout, text = source.layout, source.metadata.get(ORDER, "")
+        return layout, tuple(in_order(dict.fromkeys(layout.names), layout, text))
 
     @property
     def newest(self) -> StoredModel:
@@ -159,7 +177,11 @@ class ModelStore:
         return source
 
     def encoder(
-        self, digest: str, source: Source, lossy: LossyCodec | None = None
+        self,
+        digest: str,
+        source: Source,
+        lossy: LossyCodec | None = None,
+        is_whole: bool = True,
     ) -> EncoderFor | None:
         """Encoder that makes frames of a model smaller for sites; None for none.
 
@@ -167,12 +189,14 @@ class ModelStore:
             digest: Digest of the model.
             source: The model, with the bodies beside it.
             lossy: What encodes it before that; None for nothing.
+            is_whole: Whether the source has all tensors of the model, so that it can be encoded
+                with an earlier one.
         """
         codec = self._context.model_codecs.frames
         if codec is None:
             return None
         bases: dict[str, Source] = {}
-        for stored in self._models[-_MOST_BASES:] if codec.needs_base else ():
+        for stored in self._models[-_MOST_BASES:] if codec.needs_base and is_whole else ():
             if stored.record.digest != digest:
                 with suppress(CheckpointError):  # it may have had to go
                     base = FileSource(self.path(stored.record))

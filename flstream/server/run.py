@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
-from flstream.server.arguments import check_model, check_name
+from flstream.model.selection import PART_ORDERS, Part, PartOrder
+from flstream.server.arguments import check_model, check_name, selection_of
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
     BestModel,
@@ -20,6 +21,7 @@ from flstream.server.program_view import (
     Updates,
 )
 from flstream.server.sampling import sample_sites
+from flstream.server.training import ModelParts
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
@@ -221,6 +223,36 @@ class Run:
             generator = self._generators[name] = random.Random(text)
         return generator
 
+    @property
+    def min_updates(self) -> int:
+        """How many sites of a round have to send an update: ``clients.min_updates``, or all."""
+        clients = self._state.context.job.clients
+        return clients.min_updates or clients.cohort_size
+
+    def partition(self, count: int, order: PartOrder = "strided") -> list[Part]:
+        """The model's tensors in parts of nearly equal bytes, for :meth:`train`.
+
+        A layer, such as ``blocks.3``, is never divided; embeddings and heads are layers, too.
+
+        Args:
+            count: Number of parts.
+            order: ``"strided"``: layer after layer goes to the next part, so that each has shallow
+                and deep ones; ``"in_order"``: each part has layers that follow each other.
+
+        Raises:
+            WorkflowError: The count is no whole number above 0, or the order is another one. A
+                model of fewer layers than parts is refused where a part is used.
+        """
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise WorkflowError(
+                f"run.partition() was given {count!r} as its count; give it a number of parts"
+            )
+        if order not in PART_ORDERS:
+            raise WorkflowError(
+                f"run.partition() knows the orders {' and '.join(PART_ORDERS)}, and not {order!r}"
+            )
+        return [Part(index, count, order) for index in range(count)]
+
     @uncatchable
     def train(
         self,
@@ -229,10 +261,17 @@ class Run:
         min_updates: int | None = None,
         timeout: float | None = None,
         *,
+        receive: Sequence[str | Part] | None = None,
+        send: Sequence[str | Part] | None = None,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
     ) -> Updates:
         """Train a model at sites, which begin once the updates are read or folded.
+
+        Sites may be sent a part of the model's tensors, and send back another part: the rest stays
+        at the site, in its state. A fold leaves tensors as they are that nobody has sent. A site
+        that has no part in the last training (it is new, was left out, or failed) receives the
+        whole model, and begins with an empty state.
 
         Args:
             model: What they start from.
@@ -241,17 +280,22 @@ class Run:
             min_updates: How many of them have to send an update, at most as many as there are; None
                 takes ``clients.min_updates``.
             timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
+            receive: The tensors that sites are sent: regular expressions that match whole names,
+                and parts of :meth:`partition`; an empty list for none, None for all.
+            send: The tensors that they send back, in the same form; None for all.
             meta: Plain values by name that each site finds in its model's ``meta``.
             optimizer_params: The same, for its model's ``optimizer_params``.
 
         Raises:
-            WorkflowError: A name is none of the job's sites, or there is none.
+            WorkflowError: A name is none of the job's sites, or there is none; or a pattern matches
+                no tensor, once the sites train.
         """
         return self._effects.trainings.ask(
             model,
             sites,
             min_updates,
             timeout,
+            _parts("train", receive, send),
             meta=meta,
             optimizer_params=optimizer_params,
         )
@@ -263,6 +307,9 @@ class Run:
         model: Model,
         timeout: float | None = None,
         *,
+        receive: Sequence[str | Part] | None = None,
+        send: Sequence[str | Part] | None = None,
+        late: Sequence[str | Part] | None = None,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
     ) -> None:
@@ -277,13 +324,19 @@ class Run:
             site: Name of the site, one of :attr:`idle`.
             model: What it starts from.
             timeout: Seconds that it may take; None takes ``clients.round_timeout``.
+            receive: The tensors that it is sent, as for :meth:`train`.
+            send: The tensors that it sends back, likewise.
+            late: The tensors that it is sent while it trains: those of the model that the next
+                :meth:`fold` makes. Its update is compared with them. Training code that uses
+                ``flare.outer_steps`` takes them at a step that the workflow names.
             meta: Plain values by name that it finds in its model's ``meta``.
             optimizer_params: The same, for its model's ``optimizer_params``.
 
         Raises:
             WorkflowError: The name is none of the job's sites, or the site is not idle.
         """
-        self._effects.trainings.start(site, model, timeout, meta, optimizer_params)
+        parts = _parts("start", receive, send, late)
+        self._effects.trainings.start(site, model, timeout, parts, meta, optimizer_params)
 
     @uncatchable
     def next(self) -> Update:
@@ -473,3 +526,8 @@ class Run:
             ) from error
         check_name("log", key)
         self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))
+
+
+def _parts(method: str, receive: object, send: object, late: object = None) -> ModelParts:
+    arguments = {"receive": receive, "send": send, "late": late}
+    return ModelParts(*(selection_of(method, name, value) for name, value in arguments.items()))

@@ -15,6 +15,7 @@ from flstream.server.effects import EffectJournal
 from flstream.server.failures import FailureRecord
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
+from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
 from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
@@ -40,6 +41,7 @@ class RunState:
         journal: The effects.
         store: The models.
         update_store: The updates that are not settled yet.
+        received: What sites have of models of which they were sent parts.
         tasks: Makes the sites' parts of tasks, and follows their states.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
@@ -60,7 +62,8 @@ class RunState:
         self.context = context
         self.journal = journal
         self.store = store
-        self.update_store = UpdateStore(context, store)
+        self.received = ReceivedTensors(store)
+        self.update_store = UpdateStore(context, store, self.received)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.in_flight: dict[str, SiteTraining] = {}
         self.scores = Scores(job)
@@ -146,7 +149,9 @@ class RunState:
     def hold_models(self) -> None:
         """Keep what trainings in flight and waiting updates start from at the end of this round."""
         in_flight = {training.base.version for training in self.in_flight.values()}
-        self.store.hold(self.round, in_flight | self.update_store.waiting_bases())
+        in_flight |= {training.trained_from.version for training in self.in_flight.values()}
+        received = self.received.needed()
+        self.store.hold(self.round, in_flight | self.update_store.waiting_bases() | received)
 
     def end_round(self) -> None:
         """End the current round, if there is one, and tell what it cost, unless that is known."""
@@ -202,7 +207,7 @@ class RunState:
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
-        self.store.retire(self.scores.best_versions)
+        self.store.retire(self.scores.best_versions, self.received.needed())
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""

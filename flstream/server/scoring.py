@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from flstream.codecs.update_form import UpdateForm
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.runs.site_scores import by_site, columns_of
@@ -189,7 +188,7 @@ class ScoringEffects:
             Task("evaluate", effect, number, total, meta=meta, order=order),
             model=source,
             sites=tasks,
-            form=UpdateForm(source, name=model.digest),
+            name=model.digest,
             encoder=store.encoder(model.digest, source, lossy),
             lossy=lossy,
             seconds=seconds,

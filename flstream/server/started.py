@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.pooled_worker import ReportCallback, SiteLost
+from flstream.server.program_view import Model
 from flstream.server.run_state import RunState
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.task_run import TaskRun
@@ -46,7 +47,20 @@ class StartedTrainings:
                 if self._events is None:
                     self._begin(own=plan.own)
                 self._runs[site] = run
+                self._offer_late(training, run)
                 self._queue.put(site)
+
+    def give_late(self, model: Model) -> None:
+        """Send tensors of a model that was made to the sites that wait for them."""
+        for site, training in self.in_flight.items():
+            if training.is_waiting:
+                training.late_model = model
+                if (run := self._runs.get(site)) is not None:
+                    self._offer_late(training, run)
+
+    def _offer_late(self, training: SiteTraining, run: TaskRun) -> None:
+        if training.late_model is not None:
+            run.late_tensors.offer(self._state.update_store.late_part(training))
 
     def first(self) -> tuple[SiteTraining, TaskRun]:
         """Wait for the next answer, or the next site that has failed, and take it."""

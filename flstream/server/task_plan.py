@@ -52,6 +52,7 @@ def plan_task(
     needs_all_updates: bool = True,
     is_read: bool = False,
     at_site: bool = False,
+    is_partial: bool = False,
 ) -> TaskPlan:
     """Plan a task.
 
@@ -63,6 +64,7 @@ def plan_task(
         is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
+        is_partial: Whether sites are sent parts of models, which may differ from site to site.
 
     Raises:
         UsageError: Links are emulated, and sites that share workers are to exchange updates.
@@ -83,7 +85,8 @@ def plan_task(
         sites = min(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
         )
-        return TaskPlan(False, max(sites, 1), is_inline=True, in_files=is_read, group=0)
+        sites = 1 if is_partial else max(sites, 1)
+        return TaskPlan(False, sites, is_inline=True, in_files=is_read, group=0)
     group = max(4, 2 * workers)
     if needs_all_updates or is_read or cohort <= group:
         group = 0

@@ -28,6 +28,7 @@ from flstream.server.collected_updates import (
 from flstream.server.collector import START_KEY, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
+from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback, SiteLost
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
@@ -38,7 +39,13 @@ from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
 from flstream.streaming.settings import limits_for_updates
-from flstream.telemetry.events import SitePhaseChanged, SiteUpdate, Transfer, WorkerActivity
+from flstream.telemetry.events import (
+    LateReceived,
+    SitePhaseChanged,
+    SiteUpdate,
+    Transfer,
+    WorkerActivity,
+)
 from flstream.worker.messages import (
     SUBMIT_MODEL,
     Answered,
@@ -113,6 +120,7 @@ class TaskRun:
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
+        late_tensors: Tensors that a site is sent while it trains.
     """
 
     def __init__(
@@ -141,6 +149,7 @@ class TaskRun:
         self._copied: dict[str, int] = {}
         ahead = 2 * plan.group if plan.group else None
         self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own=plan.own)
+        self.late_tensors = LateTensors(context, spec)
 
     @property
     def updates(self) -> Mapping[str, CollectedUpdate]:
@@ -258,7 +267,7 @@ class TaskRun:
     def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> Answered:
         """Give a worker the task for some sites, and wait for the answer."""
         spec, began = self._spec, monotonic()
-        offers = spec.offers(self._context, worker)
+        offers = spec.offers(self._context, worker, sites)
         deadline, key = began + spec.seconds, TIMEOUT_KEY
         if spec.waits.start is not None and spec.waits.start < spec.seconds:
             deadline, key = began + spec.waits.start, START_KEY
@@ -272,6 +281,7 @@ class TaskRun:
             # A worker that has just ended has most likely said why: that is still to be received.
             with suppress(ChannelClosedError):
                 worker.control.send(spec.message(offer, sites))
+                self.late_tensors.give(worker)
             report(partial(self._give, turn))
             failed: set[str] = set()
             while True:
@@ -291,6 +301,8 @@ class TaskRun:
                         turn.begun, turn.since = turn.begun + 1, time.time()
                     case Progress(spec.task.effect, "received", cost=cost):
                         report(partial(self._arrive, turn, cost))
+                    case Progress(spec.task.effect, "late", cost=cost, waited=waited):
+                        report(partial(self._take_late, sites[0], cost, waited))
                     case Failed(site, _, reason, code) if site in sites and site not in failed:
                         failed.add(site)
                         report(partial(self.lose, SiteLost(site, reason, code)), site)
@@ -308,6 +320,7 @@ class TaskRun:
             raise
         finally:
             offers.close()
+            self.late_tensors.withdraw()
 
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""
@@ -322,7 +335,8 @@ class TaskRun:
     def _collect(self, worker: WorkerHandle, answer: SiteAnswer) -> CollectedUpdate:
         """Take a site's update: as it lies in its worker, or into a file or memory."""
         place, answer = answer.update, msgspec.structs.replace(answer, update=None)
-        files, form = self._files, self._spec.form
+        assert self._spec.form is not None
+        files, form = self._files, self._spec.form(answer.site)
         match place:
             case InlineUpdate():
                 update = update_in_answer(answer, place, form)
@@ -350,6 +364,16 @@ class TaskRun:
         self._picture.arrived(cost.bytes)
         turn.state, turn.since = _AT_WORK[self._spec.kind], time.time()
         self._tell(turn)
+
+    def _take_late(self, site: str, cost: Transfer, waited: float) -> None:
+        """Take in that a site has received tensors while it trained."""
+        self.down += cost
+        number = self._spec.task.round
+        self._context.emit(
+            LateReceived(
+                round=number, site=site, bytes=cost.bytes, seconds=cost.seconds, waited=waited
+            )
+        )
 
     def _tell(self, turn: WorkerTurn) -> None:
         # A worker is done with many small sites in a moment: an event for each would cost more.

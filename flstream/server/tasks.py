@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +75,11 @@ class ModelOffer(NamedTuple):
     layout: bytes = b""
 
 
+def offered_bodies(offer: ModelOffer) -> dict[str, bytes]:
+    """Return the tokens of an offer by the names of their bodies."""
+    return {MODEL: offer.token, **({LAYOUT: offer.layout} if offer.layout else {})}
+
+
 def offers_by_server(
     context: ServerContext,
     model: Source,
@@ -141,25 +146,31 @@ class TaskSpec:
         task: What each worker is given, without the sites and the offer of the model.
         model: The model that the sites receive.
         sites: Each site's own part, in the order in which updates are folded.
-        form: The form in which updates come.
         seconds: How long a site may take.
+        form: Returns the form in which a site's update comes, once it has; None for evaluations.
         hosts: Sites whose workers offer the model, the first that lives; none for the server.
         waits: How long there may be nothing from the sites.
         encoder: What makes frames of the model smaller; None for nothing.
         lossy: What encodes the model before that, which is rounded to what it leaves; None for
             nothing.
+        name: Name of the model, by which workers know that they have it.
+        part: The tensors of the model that sites receive; None for all.
+        whole: The sites that receive all tensors all the same.
         is_checked: Whether updates are checked to be finite as they come, and not in the fold.
     """
 
     task: Task
     model: Source
     sites: Mapping[str, SiteTask]
-    form: UpdateForm
     seconds: float
+    form: Callable[[str], UpdateForm] | None = None
     hosts: Sequence[str] = ()
     waits: TaskWaits = UNLIMITED
     encoder: EncoderFor | None = None
     lossy: LossyCodec | None = None
+    name: str = ""
+    part: Source | None = None
+    whole: Set[str] = frozenset()
     is_checked: bool = False
 
     @property
@@ -177,23 +188,33 @@ class TaskSpec:
         """The sites' names, in order."""
         return list(self.sites)
 
-    def offers(self, context: ServerContext, worker: WorkerHandle) -> Generator[ModelOffer]:
-        """Offers of the model to a worker, to be closed once its task is over."""
+    def offers(
+        self, context: ServerContext, worker: WorkerHandle, sites: SiteBatch
+    ) -> Generator[ModelOffer]:
+        """Offers of the model to a worker for sites, to be closed once its task is over."""
         if not self.hosts:
-            return offers_by_server(context, self.model, worker, self.encoder, self.lossy)
+            model, encoder = self.model, self.encoder
+            if self.part is not None and not self._is_whole(sites):
+                model = self.part
+            elif self.part is not None:
+                encoder = None  # which is for the part
+            return offers_by_server(context, model, worker, encoder, self.lossy)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
     def message(self, offer: ModelOffer, sites: SiteBatch) -> Task:
         """The message that gives a worker the task for some of the sites."""
-        bodies = {MODEL: offer.token}
-        if offer.layout:
-            bodies[LAYOUT] = offer.layout
+        parts = self.task.parts
         return replace(
             self.task,
-            bodies=bodies,
-            model=self.form.name,
+            bodies=offered_bodies(offer),
+            model=self.name,
             sites=[self.sites[site] for site in sites],
             host=offer.host,
             mapped=offer.is_mapped,
+            parts=None if parts is None else replace(parts, is_whole=self._is_whole(sites)),
         )
+
+    def _is_whole(self, sites: SiteBatch) -> bool:
+        """Whether sites receive all tensors of the model."""
+        return self.part is None or not self.whole.isdisjoint(sites)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from flstream.model.selection import Selection, plain_selection
 from flstream.runs.site_states import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
@@ -144,6 +145,29 @@ class NextResult(msgspec.Struct, frozen=True):
     train: TrainResult
 
 
+class ModelParts(NamedTuple):
+    """Tensors of a model that the sites of a training are sent, and send back.
+
+    Attributes:
+        receive: The tensors that they are sent when they begin; None for all.
+        send: The tensors that they send back; None for all.
+        late: The tensors that they are sent while they train, of the model that is made then; None
+            for none.
+    """
+
+    receive: Selection | None = None
+    send: Selection | None = None
+    late: Selection | None = None
+
+    def plain(self) -> dict[str, list[Any]]:
+        """Return the parts in the form that the arguments of an effect have."""
+        return {
+            name: plain_selection(selection)
+            for name, selection in self._asdict().items()
+            if selection is not None
+        }
+
+
 @dataclass
 class UpdateWait:
     """The waiting of a training's updates in files.
@@ -184,6 +208,11 @@ class SiteTraining:
         is_started: Whether one site was started: its answer is synced with the next effect alone.
         wait: How long its updates have waited in files; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
+        parts: The tensors that its sites are sent and send back; None for the whole model.
+        late_model: The model of which the sites are sent tensors while they train; None before it
+            is made, or where they are sent none.
+        whole: The sites that are sent the whole model, since they lack what the others have; None
+            before that is known.
     """
 
     effects: TrainingEffects
@@ -204,6 +233,19 @@ class SiteTraining:
     is_started: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
+    parts: ModelParts | None = None
+    late_model: Model | None = None
+    whole: frozenset[str] | None = None
+
+    @property
+    def trained_from(self) -> Model:
+        """The newest model of which the sites were sent tensors."""
+        return self.base if self.late_model is None else self.late_model
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the sites are to be sent tensors of a model that is not made yet."""
+        return self.parts is not None and self.parts.late is not None and self.late_model is None
 
     @property
     def is_done(self) -> bool:
@@ -222,7 +264,7 @@ class SiteTraining:
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
         return [
-            Update(site, weight, metrics, self.base, self, meta)
+            Update(site, weight, metrics, self.trained_from, self, meta)
             for site, (weight, metrics, meta) in self.settled().answers.items()
         ]
 

@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from flstream.errors import WorkflowError
+from msgspec import structs
+
+from flstream.errors import MisfitError, WorkflowError
 from flstream.server.arguments import (
     check_idle,
     check_model,
@@ -22,10 +24,18 @@ from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
-from flstream.server.training import NextResult, SiteTraining, TaskCost, TrainResult
+from flstream.server.training import (
+    ModelParts,
+    NextResult,
+    SiteTraining,
+    TaskCost,
+    TrainResult,
+)
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
+
+WHOLE_MODEL = ModelParts()
 
 
 class TrainingEffects:
@@ -47,6 +57,7 @@ class TrainingEffects:
         sites: Sequence[str],
         min_updates: int | None,
         timeout: float | None,
+        parts: ModelParts = WHOLE_MODEL,
         *,
         meta: Mapping[str, Any] | None = None,
         optimizer_params: Mapping[str, Any] | None = None,
@@ -78,6 +89,7 @@ class TrainingEffects:
             model,
             collector,
             timeout,
+            parts,
             meta,
             optimizer_params,
             min_updates=min_updates,
@@ -90,6 +102,7 @@ class TrainingEffects:
         site: str,
         model: Model,
         timeout: float | None,
+        parts: ModelParts,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
     ) -> None:
@@ -104,7 +117,8 @@ class TrainingEffects:
             )
         check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
         collector = ResultCollector(f"train {site}", [site], 0)
-        training = self._training("start", model, collector, timeout, meta, optimizer_params)
+        training = self._training("start", model, collector, timeout, parts, meta, optimizer_params)
+        self._find_whole(training)
         started = state.journal.once(
             "start",
             training.round,
@@ -130,6 +144,12 @@ class TrainingEffects:
             raise WorkflowError(
                 f"run.next() was called with no training in flight, so no answer can come; {hint}"
             )
+        if all(training.is_waiting for training in in_flight.values()):
+            raise WorkflowError(
+                f"run.next() was called while {brief_names(list(in_flight))} "
+                "wait for the late tensors of a model that is not made, so no answer can come; "
+                "call run.fold() first"
+            )
 
         def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
@@ -154,6 +174,7 @@ class TrainingEffects:
         model: Model,
         collector: ResultCollector,
         timeout: float | None,
+        parts: ModelParts,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
         **others: object,
@@ -170,6 +191,7 @@ class TrainingEffects:
                 "of that name beside it; give it another name"
             )
         check_idle(method, names, self.started.in_flight)
+        self._check_parts(method, parts, model)
         message = pack_values(meta or {}, optimizer_params)
         arguments: dict[str, Any] = {
             "model": [model.version, model.digest],
@@ -177,6 +199,7 @@ class TrainingEffects:
             "timeout": timeout,
             "meta": message,
             **others,
+            **parts.plain(),
         }
         seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
         return SiteTraining(
@@ -191,7 +214,50 @@ class TrainingEffects:
             seconds,
             message,
             is_started=method == "start",
+            parts=None if parts == WHOLE_MODEL else parts,
         )
+
+    def _check_parts(self, method: str, parts: ModelParts, model: Model) -> None:
+        """Refuse parts of a model where something else takes it whole."""
+        if parts == WHOLE_MODEL:
+            return
+        argument = next(iter(parts.plain()))
+        if beside := self._state.store.bodies(model):
+            raise WorkflowError(
+                f"run.{method}() was given {argument}, and the model has the body {beside[0]!r} "
+                f"beside it, which travels whole; leave out {argument}"
+            )
+        job = self._state.context.job
+        for key, is_set in (
+            ("filters", bool(job.filters.up or job.filters.down)),
+            ("privacy.type", job.privacy.is_on),
+        ):
+            if is_set:
+                raise MisfitError(
+                    f"run.{method}() was given {argument}, and {key} is for whole models; leave "
+                    f"out {key}"
+                )
+
+    def _find_whole(self, training: SiteTraining) -> None:
+        """Find the sites that begin anew with the whole model: they lack what others have."""
+        is_partial = training.parts is not None and training.parts.receive is not None
+        if not is_partial or training.whole is not None:
+            return
+        received = self._state.received
+        training.whole = frozenset(
+            site for site in training.tasks if received.begins_anew(site, training.round)
+        )
+        training.tasks = {
+            site: structs.replace(task, state=None) if site in training.whole else task
+            for site, task in training.tasks.items()
+        }
+        if training.whole and not received.is_empty and self._state.journal.is_live:
+            names = brief_names(sorted(training.whole))
+            print(
+                f"flstream: round {training.round}: {names} begin anew with the whole model, for "
+                "want of the state that the last training left",
+                flush=True,
+            )
 
     def check_done(self) -> None:
         """Refuse to end a workflow with trainings that nobody has read or folded."""
@@ -244,6 +310,7 @@ class TrainingEffects:
         training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)
+        self._find_whole(training)
         training.oldest = state.oldest_effect
         if fold is not None:
             run = fold.train(training)
@@ -266,18 +333,20 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        tasks, base = training.tasks, training.base.version
+        tasks, base = training.tasks, training.trained_from.version
         return TrainResult.of(answers, failures, run.late, cost, tasks, asks, files, base)
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""
         self._pending.remove(training)
         training.number = number
+        self._find_whole(training)
         self._take(training, result)
 
     def _take(self, training: SiteTraining, result: TrainResult) -> None:
         state = self._state
         training.result = result
+        state.received.take(training, result.answers)
         training.collector.restore(result.answers, result.failures)
         if result.answers:
             state.sent.note(training.meta, state.store.bodies(training.base))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
@@ -60,7 +60,7 @@ class UpdateFiles:
     def __init__(
         self,
         folder: Path,
-        form: UpdateForm,
+        form: Callable[[str], UpdateForm],
         metadata: Mapping[str, str] = NO_METADATA,
         *,
         durable: bool = False,
@@ -75,7 +75,7 @@ class UpdateFiles:
         answer, settings, path = update.answer, update.settings, self._path(update.answer.site)
 
         def sink_for(layout: Layout) -> FileSink:
-            check_fits(answer, layout, self._form)
+            check_fits(answer, layout, update.form)
             return stack.enter_context(
                 FileSink(path, layout, self._metadata, durable=self._durable)
             )
@@ -91,13 +91,13 @@ class UpdateFiles:
             )
             download(remote, sink_for, finish=FileSink.finish, held=lambda _: update.same)
         digest = body_digest(FileSource(path))
-        return UpdateFile(answer, path, digest, remote.cost, self._form)
+        return UpdateFile(answer, path, digest, remote.cost, update.form)
 
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder."""
-        path = self._path(answer.site)
-        check_fits(answer, FileSource(path).layout, self._form)
-        return UpdateFile(answer, path, written.digest, written.cost, self._form)
+        path, form = self._path(answer.site), self._form(answer.site)
+        check_fits(answer, FileSource(path).layout, form)
+        return UpdateFile(answer, path, written.digest, written.cost, form)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
         """Write an update that is in memory to its file."""
@@ -106,7 +106,7 @@ class UpdateFiles:
         with self._sink(path, source.layout) as sink:
             copy(source, sink, digest=digest)
             sink.finish()
-        return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, self._form)
+        return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, update.form)
 
     def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
         """Keep the files of updates; where they are durable, so are their names on return.
@@ -149,7 +149,7 @@ class UpdateFiles:
         answer = SiteAnswer(
             site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
         )
-        update = UpdateFile(answer, path, record.digest, record.cost, self._form)
+        update = UpdateFile(answer, path, record.digest, record.cost, self._form(site))
         update.stays = True
         return update
 

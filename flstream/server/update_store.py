@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import CheckpointError
+from flstream.errors import CheckpointError, WorkflowError
+from flstream.model.composed import part_of
+from flstream.model.layout import Layout
 from flstream.model.order import ORDER
+from flstream.model.selection import Selection
+from flstream.model.source import Source
 from flstream.runs.site_states import check_states
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
+from flstream.server.received import ReceivedTensors
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
@@ -22,7 +28,7 @@ from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import RoundStarted
-from flstream.worker.messages import SiteTask, Task
+from flstream.worker.messages import SiteTask, Task, TaskParts
 
 
 class UpdateStore:
@@ -31,14 +37,18 @@ class UpdateStore:
     Args:
         context: The server.
         store: The models.
+        received: What sites have of models of which they were sent parts.
 
     Attributes:
         waits: How long there may be nothing from the sites of a task.
     """
 
-    def __init__(self, context: ServerContext, store: ModelStore) -> None:
+    def __init__(
+        self, context: ServerContext, store: ModelStore, received: ReceivedTensors
+    ) -> None:
         self._context = context
         self._store = store
+        self._received = received
         # Of trainings whose files wait for nobody any more.
         self._dropped: list[UpdateWait] = []
         # Those that waited at the end of a round to which the run may go back.
@@ -84,6 +94,7 @@ class UpdateStore:
             needs_all_updates=self._context.rule.needs_all_updates,
             is_read=is_read,
             at_site=bool(training.at),
+            is_partial=training.parts is not None,
         )
 
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
@@ -115,7 +126,7 @@ class UpdateStore:
             for training in self._waiting
             if training.wait is not None and not training.wait.until
         ]
-        return {training.base.version for training in waits}
+        return {training.trained_from.version for training in waits}
 
     def updates(self, training: SiteTraining, sites: Sequence[str]) -> Sequence[CollectedUpdate]:
         """The updates of some of a training's sites, in order.
@@ -230,13 +241,47 @@ class UpdateStore:
     def files(self, training: SiteTraining, *, durable: bool = False) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
-        form = self._form(training)
         metadata = self._store.metadata(training.base, training.round)
-        return UpdateFiles(folder, form, metadata, durable=durable)
+        return UpdateFiles(folder, partial(self._form, training), metadata, durable=durable)
 
-    def _form(self, training: SiteTraining) -> UpdateForm:
-        model = self._store.joined(training.base)
+    def _form(self, training: SiteTraining, site: str) -> UpdateForm:
+        """The form in which a site's update of a training comes, once it has."""
+        if training.parts is None:
+            model = self._store.joined(training.base)
+        else:
+            model = self._received.base(training, site)
         return UpdateForm(model, self._context.update_codecs, training.base.digest)
+
+    def late_part(self, training: SiteTraining) -> Source:
+        """The tensors of a model that the sites of a training are sent while they train."""
+        parts, model = training.parts, training.late_model
+        assert parts is not None and parts.late is not None
+        assert model is not None
+        return self._part(self._store.source(model), "late", parts.late)
+
+    def _part(self, source: Source, what: str, selection: Selection) -> Source:
+        names = self._received.names(what, selection)
+        ties = (alias for alias, name in source.layout.aliases.items() if name in names)
+        return part_of(source, names.union(ties))
+
+    def _parts(self, training: SiteTraining, layout: Layout) -> TaskParts | None:
+        """What workers are told of the tensors that they receive and send back."""
+        if (parts := training.parts) is None:
+            return None
+        selected = self._context.rule.selected(layout)
+        names = selected if parts.send is None else self._received.names("send", parts.send)
+        if not (sent := names & selected):
+            raise WorkflowError(
+                "the training of round "
+                f"{training.round} sends back tensors that aggregation.include and exclude leave "
+                "out; name others as send"
+            )
+        ties = {alias: name for alias, name in layout.aliases.items() if name in sent}
+        return TaskParts(
+            send=[name for name in layout.by_name if name in sent],
+            ties=ties,
+            is_late=parts.late is not None,
+        )
 
     def _spec(
         self,
@@ -253,6 +298,9 @@ class UpdateStore:
         lossy = context.model_codecs.lossy
         # Files of updates that are read are durable, and may become a model as they are.
         is_near = context.job.is_on_one_disk and not is_read
+        parts, part = self._parts(training, source.layout), None
+        if training.parts is not None and training.parts.receive is not None:
+            part = self._part(source, "receive", training.parts.receive)
         is_written = plan.in_files and (bool(training.at) or is_near)
         task = Task(
             "train",
@@ -267,17 +315,23 @@ class UpdateStore:
             # Nothing is to be fetched then, and a file is not copied.
             folder=str(context.run.updates(training.number)) if is_written else "",
             inline=plan.inline_bytes(source.layout),
+            parts=parts,
         )
         return TaskSpec(
             task,
             model=source,
+            part=part,
+            whole=training.whole or frozenset(),
             sites=sites,
             seconds=training.seconds,
             # Those that are to fold offer the model, if none has made it.
-            hosts=self._store.hosts(training.base) or training.at,
+            hosts=() if parts is not None else self._store.hosts(training.base) or training.at,
             waits=self.waits,
-            form=self._form(training),
-            encoder=self._store.encoder(training.base.digest, source, lossy),
+            name=training.base.digest,
+            form=partial(self._form, training),
+            encoder=self._store.encoder(
+                training.base.digest, source if part is None else part, lossy, part is None
+            ),
             lossy=lossy,
             # What a workflow reads is sound: it may choose weights by who has sent something.
             is_checked=is_read and context.rule.on_nonfinite == "reject",

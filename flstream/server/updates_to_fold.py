@@ -119,10 +119,11 @@ class UpdatesToFold:
         if MAIN in self.rules and self.rules[MAIN].base == "own":
             return
         for training in self.trainings:
-            if training.base.version != model.version:
+            base = training.trained_from
+            if base.version != model.version:
                 raise WorkflowError(
                     f"run.fold() was given model {model.version} (round {model.round}), and "
-                    f"updates of model {training.base.version} (round {training.base.round}); "
+                    f"updates of model {base.version} (round {base.round}); "
                     "fold them into the model that they were trained from, or by a "
                     'FoldRule(base="own")'
                 )

@@ -204,6 +204,24 @@ class SitePhaseChanged(Event, tag="site_state"):
     state: Literal["downloading", "training", "evaluating", "submitting", "ready"]
 
 
+class LateReceived(Event, tag="late_received"):
+    """A site has received tensors of the next model while it trained.
+
+    Attributes:
+        round: Round of its training.
+        site: Name of the site.
+        bytes: Bytes of the tensors on their way.
+        seconds: Seconds of fetching them.
+        waited: Seconds that its training has waited for them.
+    """
+
+    round: int
+    site: str
+    bytes: int
+    seconds: float
+    waited: float
+
+
 class SiteUpdate(Event, tag="site_update"):
     """A site finished training and offers its update."""
 

@@ -13,7 +13,7 @@ from flstream.client.number import no_number, number_of
 from flstream.errors import ClientError
 from flstream.job.bodies import NUM_STEPS
 from flstream.model.checkpoint import FileSource, regular_size
-from flstream.model.composed import arranged, composed
+from flstream.model.composed import arranged
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, Params
@@ -118,6 +118,8 @@ def names_to_send(
             "send FLModel(params=..., ...)"
         )
     partial = bool(model.meta.get("partial", False))
+    if task.parts is not None:
+        return _names_of_parts(names, task, selected or (), partial=partial), True
     if layout is None:
         return names, partial
     if selected is None:
@@ -135,6 +137,20 @@ def names_to_send(
             )
     left_out = layout.by_name.keys() - selected
     return [name for name in names if own_name[name] not in left_out], True
+
+
+def _names_of_parts(
+    names: Collection[str], task: Task, selected: Collection[str], *, partial: bool
+) -> Collection[str]:
+    """Return the names of those tensors of an answer that the workflow has sent back."""
+    assert task.parts is not None
+    own_name = {name: task.parts.ties.get(name, name) for name in names}
+    if not partial and (missing := set(selected).difference(own_name.values())):
+        raise ClientError(
+            f"the update of round {task.round} lacks tensor {min(missing)!r}, which the workflow "
+            "folds; send it, or say that it is meant: meta={'partial': True}"
+        )
+    return [name for name in names if own_name[name] in selected]
 
 
 def file_to_send(path: Path, site: str, received: Layout | None, beside: Sequence[str]) -> Source:
@@ -172,15 +188,6 @@ def expect_file_alone(beside: Sequence[str]) -> None:
             f"the workflow has {beside[0]!r} travel beside the model, which a file does not hold; "
             "leave file out of receive() and of FLModel, or take another workflow"
         )
-
-
-def part_of(source: Source, names: Collection[str]) -> Source:
-    """Return the tensors of some names of a source; the source itself if these are all."""
-    layout = source.layout
-    if layout.by_name.keys() <= set(names):
-        return source
-    own = [name for name in names if name in layout.by_name]
-    return composed({name: (source, layout.by_name[name]) for name in own})
 
 
 def check_size(update: Layout, layout: Layout | None, most: int) -> None:

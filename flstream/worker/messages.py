@@ -9,6 +9,8 @@ They travel on a channel of their own, beside the two that carry bodies::
                      <-    Progress "host lost"      each time a peer does not deliver the model,
     Task             ->                              whereupon the task is sent again
                      <-    Progress "received"       the model has arrived
+    Late             ->                              in a training with late tensors, once
+                     <-    Progress "late"           they have arrived
                      <-    Progress "turn"           at the turn of each of several sites
                      <-    Logged, Failed            as they happen
                      <-    Answered                  once, also where every site has failed
@@ -92,6 +94,22 @@ class Offered(msgspec.Struct, tag=True, frozen=True):
     token: bytes
 
 
+class TaskParts(msgspec.Struct, frozen=True):
+    """Tensors that the site of a training receives and sends back, where these are not all.
+
+    Attributes:
+        send: Names of those that it sends back.
+        ties: Their names by their further names.
+        is_whole: Whether it receives all tensors.
+        is_late: Whether it receives further ones while it trains.
+    """
+
+    send: list[str]
+    ties: dict[str, str]
+    is_whole: bool = True
+    is_late: bool = False
+
+
 class Task(msgspec.Struct, tag=True, frozen=True):
     """Server: fetch the model, once, and train or evaluate it at sites in turn.
 
@@ -120,6 +138,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         inline: Most bytes of an update that travels in the answer; 0 where none does.
         mapped: Whether the descriptor of the model's checkpoint was handed over, so that the model
             is mapped instead of fetched.
+        parts: The tensors that travel; None for all.
     """
 
     kind: TaskKind
@@ -138,6 +157,19 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     inline: int = 0
     model: str = ""
     mapped: bool = False
+    parts: TaskParts | None = None
+
+
+class Late(msgspec.Struct, tag=True, frozen=True):
+    """Server: further tensors of a training under way are on offer.
+
+    Attributes:
+        effect: Number of the effect that started the training.
+        bodies: Token of each body on offer, by its name, as those of a task.
+    """
+
+    effect: int
+    bodies: dict[str, bytes]
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
@@ -165,15 +197,18 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
         effect: Number of the task's effect.
         step: ``taken``: what goes wrong from here on is the sites'. ``host lost``: the peer that
             offers the model is gone, and the task is to be sent with another one. ``received``: the
-            model has arrived. ``turn``: a site's turn begins, in a task for several.
+            model has arrived. ``late``: so have tensors that came while it trained. ``turn``: a
+            site's turn begins, in a task for several.
         site: Whose turn begins.
-        cost: Cost of fetching the model that was received.
+        cost: Cost of fetching what was received.
+        waited: Seconds that training has waited for it.
     """
 
     effect: int
-    step: Literal["taken", "host lost", "received", "turn"]
+    step: Literal["taken", "host lost", "received", "late", "turn"]
     site: str = ""
     cost: Transfer = Transfer()
+    waited: float = 0.0
 
 
 class OfferedUpdate(msgspec.Struct, tag=True, frozen=True):
@@ -306,5 +341,5 @@ class Goodbye(msgspec.Struct, tag=True, frozen=True):
     peak_rss: int
 
 
-ToWorker = Task | Stop
+ToWorker = Task | Late | Stop
 FromWorker = Ready | Progress | Logged | Failed | Answered | Goodbye

@@ -15,8 +15,9 @@ from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
-from flstream.errors import ClientError
+from flstream.errors import ClientError, FlstreamError
 from flstream.job.bodies import PROXIMAL_MU
+from flstream.model.composed import part_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
 from flstream.model.source import Source
@@ -29,10 +30,10 @@ from flstream.worker.answers import (
     inline,
     metrics_of,
     names_to_send,
-    part_of,
     weight_of,
 )
 from flstream.worker.code_errors import CodeFailure
+from flstream.worker.late_fetch import LateFetch
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, SiteAnswer
 from flstream.worker.meta import pack_values, sent_names
 from flstream.worker.state import SiteState
@@ -67,6 +68,7 @@ class SiteTurn(TaskTurn):
         # Names of the values that the code has read, of those that the workflow has sent.
         self._read: set[str] = set()
         self._was_received = False
+        self._late: LateFetch | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -103,8 +105,19 @@ class SiteTurn(TaskTurn):
                 self.global_params = clones(tensors) if is_trained else tensors
             self.received = received
         self._was_received = True
+        if task.parts is not None and task.parts.is_late:
+            self._late = LateFetch(self._model)
         seed_everything(site.seed)
         return received
+
+    def late(self) -> Params | None:
+        """Wait for the tensors that come while the site trains; None where none do, or no more."""
+        late, self._late = self._late, None
+        if late is None:
+            return None
+        body = late.result()
+        self._model.take_late(body, self._current())
+        return body.tensors
 
     def answer(self, model: FLModel) -> None:
         """Take the site's answer; send it at once if the task is for one site."""
@@ -112,6 +125,7 @@ class SiteTurn(TaskTurn):
         if self.kind != SUBMIT_MODEL:
             halt_at("training" if self.kind == "train" else "evaluation")
         model.check()
+        self.late()  # which the code may not have asked for
         check_base()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
@@ -131,6 +145,9 @@ class SiteTurn(TaskTurn):
     def fail(self, failure: CodeFailure) -> None:
         """Fail the site; the others go on."""
         site = self._current()
+        if self._late is not None:
+            with suppress(FlstreamError):  # the site has failed already
+                self._late.result()
         self.site = None
         self._release()
         restore_base()  # for the next site
@@ -179,10 +196,11 @@ class SiteTurn(TaskTurn):
         arrived, task, changes = self._model, self._model.task, self._worker.changes
         joint, whole, partial = arrived.joint, *self._sent_body(model, site)
         check_kinds(whole.layout, joint)
-        update = changes.sent(whole, arrived.kept, model, site)
+        compared = arrived.compared(site)
+        update = changes.sent(whole, compared, model, site)
         partial = partial or len(update.layout.tensors) < len(whole.layout.tensors)
         if self.kind == "train":
-            update = changes.encoded(update, arrived.kept, model, site)
+            update = changes.encoded(update, compared, model, site)
         in_answer = None
         if task.inline:
             check_size(whole.layout, joint, task.inline)
@@ -221,6 +239,8 @@ class SiteTurn(TaskTurn):
                 f"meta[{task.joined[0]!r}] of it, too; call receive() first"
             )
         tied = None if arrived.joint is None else arrived.joint.aliases
+        if task.parts is not None:
+            tied = task.parts.ties
         return MemoryBody.of(params, tied=tied), partial
 
     def _current(self) -> SiteContext:

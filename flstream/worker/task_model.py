@@ -34,6 +34,7 @@ from flstream.worker.answers import SITE, expect_file_alone
 from flstream.worker.joined_bodies import JoinedBodies
 from flstream.worker.messages import LAYOUT, MODEL, Progress, Task
 from flstream.worker.meta import OPTIMIZER_PARAMS, unpack_meta
+from flstream.worker.received_file import ReceivedFile
 from flstream.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class TaskModel:
         selected: Names of the tensors that are aggregated; None for all.
         held_back: Names of tensors that the current site's code does not receive.
         kept: The received model, of which code gets a copy; None where it gets the model itself.
+        worker: As given.
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
@@ -118,7 +120,7 @@ class TaskModel:
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
         self._mapped: MappedModel | None = None
-        self._worker = worker
+        self.worker = self._worker = worker
         self._changes = worker.changes
         self._framework = worker.info.exchange_format
         self._has_several_sites = len(task.sites) > 1
@@ -135,6 +137,7 @@ class TaskModel:
         tensors: Params
         if self._has_several_sites or self._changes.keep_model(self.task.kind):
             model = self._arrived(whole)
+            self._keep(model, site)
             seen = self._changes.received(model, site)
             self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
             is_whole = seen.layout == model.layout
@@ -159,6 +162,11 @@ class TaskModel:
     def receive_file(self, path: Path, site: SiteContext) -> None:
         """Receive the model into a safetensors file, in which code sees it."""
         expect_file_alone(self.task.joined)
+        if self.task.parts is not None:
+            raise ClientError(
+                "the workflow sends parts of models, and receive(file=...) takes whole ones; "
+                "leave out file"
+            )
         self._worker.memory.release()
 
         def file_for(layout: Layout) -> BodyFile:
@@ -178,6 +186,43 @@ class TaskModel:
         else:
             self._fetch(sink_for)
 
+    def fetch_late(self) -> tuple[MemoryBody, Transfer]:
+        """Wait for the offer of late tensors, and fetch them; on a thread of its own.
+
+        Raises:
+            StreamingError: They did not come.
+        """
+        worker, offered = self._worker, self._worker.receive_late(self.task.effect)
+        coding = self._coding(worker.down, offered.bodies)
+        remote = RemoteSource(worker.down, offered.bodies[MODEL], worker.info.streaming)
+        body = download(
+            remote,
+            partial(MemoryBody.allocate, framework=self._framework),
+            decode=None if coding is None else coding.decode,
+        )
+        return body, remote.cost
+
+    def take_late(self, body: MemoryBody, site: SiteContext) -> None:
+        """Take in late tensors, which the update is compared with from here on."""
+        if self._changes.keep_model(self.task.kind):
+            ReceivedFile(site.state_dir).take(body)
+
+    def compared(self, site: SiteContext) -> Source | None:
+        """Return the model that an update is compared with, as it was received; None without."""
+        if self.task.parts is None or self.kept is None:
+            return self.kept
+        return ReceivedFile(site.state_dir).source()
+
+    def _keep(self, model: Source, site: SiteContext) -> None:
+        """Keep the parts of models that a site receives in one file, for its updates."""
+        parts = self.task.parts
+        if parts is None:
+            return
+        if parts.is_whole:
+            ReceivedFile(site.state_dir).begin(model)
+        else:
+            ReceivedFile(site.state_dir).take(model)
+
     def copied_bytes(self) -> int:
         """Return the written bytes of a mapped model, and release the mapping."""
         mapped, self._mapped = self._mapped, None
@@ -195,6 +240,8 @@ class TaskModel:
             return self._worker.memory.allocate(part, self._framework)
         self._worker.memory.release()
         body = MemoryBody.over(into)
+        if self.task.parts is not None and body.tensors.keys() >= set(joined.model.names):
+            body = body.part(joined.model)
         if difference := joined.model.difference(body.layout):
             raise ClientError(f"the model does not fit what it is received into: {difference}")
         whole = joined.beside(body, self._framework)
@@ -226,7 +273,8 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        if self._worker.info.codecs_down.needs_base and not self.task.mapped:
+        is_base = self._worker.info.codecs_down.needs_base and self.task.parts is None
+        if is_base and not self.task.mapped:
             self._worker.base = self.task.model, self.kept
         return self.kept
 
@@ -244,7 +292,7 @@ class TaskModel:
                     receiver = worker.down
                     if task.host is not None:
                         receiver = stack.enter_context(worker.peers.dial(task.host))
-                    coding = self._coding(receiver)
+                    coding = self._coding(receiver, self.task.bodies)
                     remote = self._remote(receiver, coding)
                     decode = None if coding is None else coding.decode
                     held = partial(self._held, seen, coding)
@@ -261,9 +309,9 @@ class TaskModel:
         worker.received(self.task.effect, remote.cost)
         return body
 
-    def _coding(self, receiver: Receiver) -> _Coding | None:
-        """Return how the model comes encoded, once its layout was fetched; None for as it is."""
-        lossy, bodies = self._changes.model_codecs.lossy, self.task.bodies
+    def _coding(self, receiver: Receiver, bodies: Mapping[str, bytes]) -> _Coding | None:
+        """Return how a model comes encoded, once its layout was fetched; None for as it is."""
+        lossy = self._changes.model_codecs.lossy
         if lossy is None or LAYOUT not in bodies:
             return None
         header = download(
@@ -320,7 +368,11 @@ class TaskModel:
 
     def _take(self, layout: Layout) -> None:
         """Keep the layout of the received body, and check filters and selection."""
-        self.selected = self._changes.selected(self._note(layout).model)
+        joined, parts = self._note(layout), self.task.parts
+        if parts is None:
+            self.selected = self._changes.selected(joined.model)
+        else:
+            self.selected = frozenset(parts.send)
 
     def _note(self, layout: Layout) -> JoinedBodies:
         """Keep a received layout, and find the model's layout in it."""

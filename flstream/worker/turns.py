@@ -187,7 +187,8 @@ class SiteTurns:
                 encoder = None
                 frames = self.worker.changes.update_codecs.frames
                 if frames is not None and task.kind == "train":
-                    bases = {} if model.kept is None else {task.model: model.kept}
+                    has_base = model.kept is not None and task.parts is None
+                    bases = {task.model: model.kept} if has_base and model.kept else {}
                     encoder = encoder_for(frames, update.layout, bases)
                 ref = self.worker.offer(update, encoder)
                 place = OfferedUpdate(ref.token)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-from flstream.errors import ChannelClosedError, DeadlineError
+from flstream.errors import ChannelClosedError, DeadlineError, ProtocolError, RefusedError
 from flstream.model.reuse import ModelMemory
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
@@ -16,7 +16,7 @@ from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import SERVER, Transfer
 from flstream.telemetry.memory import own_rss, rss_of
 from flstream.transport.messages import MessageChannel
-from flstream.worker.messages import FromWorker, Progress, Ready, Stop, Task, ToWorker
+from flstream.worker.messages import FromWorker, Late, Progress, Ready, Stop, Task, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.site_changes import SiteChanges
 from flstream.worker.worker_info import WorkerInfo
@@ -127,7 +127,23 @@ class Worker:
         if isinstance(message, Stop):
             self._stopped = True
             return None
+        if isinstance(message, Late):
+            raise ProtocolError("the server sent late tensors to a worker without a training")
         return message
+
+    def receive_late(self, effect: int) -> Late:
+        """Wait for the offer of the late tensors of a training.
+
+        Raises:
+            StreamingError: The run ended before they came.
+        """
+        message = self._control.receive(None)
+        if isinstance(message, Late) and message.effect == effect:
+            return message
+        if isinstance(message, Stop):
+            self._stopped = True
+            raise RefusedError("the run is over")
+        raise ProtocolError("the server sent something else than late tensors")
 
     def send(self, message: FromWorker) -> None:
         """Send a message to the server."""

@@ -1,0 +1,145 @@
+"""Selections of a model's tensors: patterns of whole names, and parts of nearly equal bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from flstream.errors import WorkflowError
+from flstream.model.layout import Layout
+
+PartOrder = Literal["strided", "in_order"]
+PART_ORDERS: tuple[PartOrder, ...] = ("strided", "in_order")
+
+# Up to the first number of a name stands the layer: "blocks.3" of "blocks.3.attention.weight".
+_LAYER = re.compile(r"(?:.*?\.)??\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the parts of a model's tensors, which have nearly equal bytes.
+
+    A layer is never divided. Which tensors a part has follows from the model alone.
+
+    Attributes:
+        index: Its place among the parts, from 0.
+        count: Number of parts.
+        order: ``strided``: layer after layer goes to the next part, so that each has shallow and
+            deep ones. ``in_order``: each part has layers that follow each other.
+    """
+
+    index: int
+    count: int
+    order: PartOrder = "strided"
+
+
+Selection = tuple[str | Part, ...]
+"""Regular expressions that match whole names of tensors, and parts."""
+
+
+def plain_selection(selection: Selection) -> list[Any]:
+    """Return a selection in the form that the arguments of an effect have."""
+    return [
+        [each.index, each.count, each.order] if isinstance(each, Part) else each
+        for each in selection
+    ]
+
+
+@lru_cache(maxsize=64)
+def selected_names(
+    what: str, selection: Selection, layout: Layout, order: tuple[str, ...]
+) -> frozenset[str]:
+    """Return the names of the selected tensors; of tied names, the layout's own.
+
+    Args:
+        what: The argument that has the selection, for messages.
+        selection: Patterns and parts.
+        layout: Layout of the model.
+        order: The layout's names in the order of the model's layers.
+
+    Raises:
+        WorkflowError: A pattern matches no name, or there are fewer layers than parts.
+    """
+    escaped = {re.escape(name): own for own, names in layout.all_names.items() for name in names}
+    selected: set[str] = set()
+    for each in selection:
+        if isinstance(each, Part):
+            selected |= _parts(each.count, each.order, layout, order)[each.index]
+        elif each in escaped:
+            selected.add(escaped[each])
+        else:
+            expression = re.compile(each)
+            matching = {
+                own
+                for own, names in layout.all_names.items()
+                if any(expression.fullmatch(name) for name in names)
+            }
+            if not matching:
+                raise WorkflowError(
+                    f"{what} has the pattern {each!r}, which matches no whole name of a tensor; "
+                    "flstream inspect lists the names"
+                )
+            selected |= matching
+    return frozenset(selected)
+
+
+@lru_cache(maxsize=8)
+def _parts(
+    count: int, order: PartOrder, layout: Layout, names: tuple[str, ...]
+) -> Sequence[frozenset[str]]:
+    """Return the names of each part's tensors."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        if name in layout.by_name:
+            layers.setdefault(_layer_of(name), []).append(name)
+    if len(layers) < count:
+        raise WorkflowError(
+            f"the model was to be divided into {count} parts, and has {len(layers)} layers: "
+            f"{', '.join(list(layers)[:8])}; ask for fewer parts"
+        )
+    sizes = {
+        layer: sum(layout.by_name[name].nbytes for name in members)
+        for layer, members in layers.items()
+    }
+    divide = _strided if order == "strided" else _consecutive
+    return [
+        frozenset(name for layer in part for name in layers[layer]) for part in divide(sizes, count)
+    ]
+
+
+def _layer_of(name: str) -> str:
+    match = _LAYER.match(name)
+    return match[0] if match is not None else name.rpartition(".")[0] or name
+
+
+def _strided(sizes: dict[str, int], count: int) -> Iterable[Sequence[str]]:
+    """Give each layer in turn to the part with the fewest bytes; embeddings and heads last."""
+    parts: list[list[str]] = [[] for _ in range(count)]
+    filled = [(0, 0)] * count  # bytes, layers
+    numbered = [layer for layer in sizes if _LAYER.match(layer)]
+    others = sorted(sizes.keys() - set(numbered), key=lambda layer: (-sizes[layer], layer))
+    for layer in (*numbered, *others):
+        place = min(range(count), key=lambda index: (filled[index], index))
+        parts[place].append(layer)
+        nbytes, layers = filled[place]
+        filled[place] = nbytes + sizes[layer], layers + 1
+    return parts
+
+
+def _consecutive(sizes: dict[str, int], count: int) -> Iterable[Sequence[str]]:
+    """Cut the layers into parts that follow each other."""
+    layers, left = list(sizes), sum(sizes.values())
+    for following in range(count - 1, -1, -1):
+        part, nbytes, goal = [layers.pop(0)], 0, left / (following + 1)
+        nbytes = sizes[part[0]]
+        while len(layers) > following:
+            more = sizes[layers[0]]
+            if following and nbytes + more - goal > goal - nbytes:
+                break
+            part.append(layers.pop(0))
+            nbytes += more
+        left -= nbytes
+        yield part

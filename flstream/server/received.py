@@ -1,0 +1,159 @@
+"""Tensors that each site received last, of which model, where sites are sent parts of models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from flstream.model.composed import composed
+from flstream.model.selection import Selection, selected_names
+from flstream.model.source import Source
+
+if TYPE_CHECKING:
+    from flstream.server.model_store import ModelStore
+    from flstream.server.training import SiteTraining
+
+# The versions of selections of tensors, the last received ones last; None is the whole model.
+_Versions = tuple[tuple[Selection | None, int], ...]
+
+
+class ReceivedTensors:
+    """The version of the model of which each site has received each tensor last.
+
+    It follows from the records of effects, so it is the same when a run is replayed.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        # By site: the round of its last training, if it has answered, and what it has received.
+        self._sites: dict[str, tuple[int, _Versions]] = {}
+        # By version, the tensors that its fold may have changed; all where there is no entry.
+        self._changed: dict[int, Selection] = {}
+
+    def begins_anew(self, site: str, round_number: int) -> bool:
+        """Return whether a site lacks what the others have: it failed, or was left out before."""
+        last, _ = self._sites.get(site, (-1, ()))
+        return last < round_number - 1
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no site has received anything yet."""
+        return not self._sites
+
+    def take(self, training: SiteTraining, answered: Collection[str]) -> None:
+        """Note what the sites of a training have received, now that they answered or failed."""
+        known: dict[_Versions, tuple[int, _Versions]] = {}  # mostly the same for all sites
+        for site in training.tasks:
+            if site in answered:
+                versions = self._versions(training, site)
+                self._sites[site] = known.setdefault(versions, (training.round, versions))
+            else:
+                self._sites.pop(site, None)
+
+    def changed(self, version: int, trainings: Collection[SiteTraining]) -> None:
+        """Note which tensors a model's fold may have changed: those that were sent back."""
+        sent = [None if each.parts is None else each.parts.send for each in trainings]
+        selections = [selection for selection in sent if selection is not None]
+        if selections and len(selections) == len(sent):
+            entries = (entry for selection in selections for entry in selection)
+            self._changed[version] = tuple(dict.fromkeys(entries))
+
+    def names(self, what: str, selection: Selection) -> frozenset[str]:
+        """Return the names of a selection's tensors.
+
+        Args:
+            what: The argument that has the selection, for messages.
+            selection: The selection.
+
+        Raises:
+            WorkflowError: A pattern matches no name, or there are fewer layers than parts.
+        """
+        facts = self._store.facts
+        assert facts is not None
+        return selected_names(what, selection, *facts)
+
+    def base(self, training: SiteTraining, site: str) -> Source:
+        """Return the model that a site's update is compared with: each tensor as it has it.
+
+        Raises:
+            UnsoundModelError: A file is damaged or gone.
+        """
+        model, parts = training.trained_from, training.parts
+        source = self._store.source(model)
+        sent: Collection[str] = source.layout.by_name
+        if parts is not None and parts.send is not None:
+            sent = self.names("send", parts.send)
+        other = {
+            name: version
+            for name, version in self._by_name(self._versions(training, site), sent)
+            if self._changed_at(version, name) != self._changed_at(model.version, name)
+        }
+        if not other:
+            return source
+        files = {
+            version: self._store.source(self._store.handle(version))
+            for version in set(other.values())
+        }
+        places = {
+            name: (files[other[name]] if name in other else source, spec)
+            for name, spec in source.layout.by_name.items()
+        }
+        return composed(places, source.layout.aliases)
+
+    def needed(self) -> set[int]:
+        """Return the versions of which a site has a tensor that has changed since."""
+        if not self._changed or self._store.facts is None:
+            return set()
+        newest = self._store.newest.record.version
+        noted = {pair for _, versions in self._sites.values() for pair in versions}
+        return {
+            version
+            for selection, version in noted
+            if any(
+                self._changed_at(version, name) != self._changed_at(newest, name)
+                for name in self._names(selection)
+            )
+        }
+
+    def _versions(self, training: SiteTraining, site: str) -> _Versions:
+        """Return what a site of a training has received by its end."""
+        parts, late = training.parts, training.late_model
+        receive = None if parts is None else parts.receive
+        if receive is None or site in (training.whole or ()):
+            versions: _Versions = ((None, training.base.version),)
+        else:
+            _, versions = self._sites.get(site, (-1, ()))
+            versions = _with(versions, receive, training.base.version)
+        if parts is not None and parts.late is not None and late is not None:
+            versions = _with(versions, parts.late, late.version)
+        return versions
+
+    def _by_name(self, versions: _Versions, names: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Yield the version of each tensor that a site has received."""
+        left = frozenset(names)
+        for selection, version in reversed(versions):
+            selected = self._names(selection)
+            for name in left & selected:
+                yield name, version
+            left -= selected
+
+    def _names(self, selection: Selection | None) -> frozenset[str]:
+        if selection is None:
+            facts = self._store.facts
+            assert facts is not None
+            return frozenset(facts[0].by_name)
+        return self.names("receive", selection)
+
+    def _changed_at(self, version: int, name: str) -> int:
+        """Return the last version up to this one whose fold may have changed a tensor."""
+        while version and (changed := self._changed.get(version)) is not None:
+            if name in self.names("send", changed):
+                break
+            version -= 1
+        return version
+
+
+def _with(versions: _Versions, selection: Selection, version: int) -> _Versions:
+    if not selection:
+        return versions
+    return (*(each for each in versions if each[0] != selection), (selection, version))
