@@ -16,7 +16,7 @@ from flstream.client.fl_model import FLModel
 from flstream.client.optimizer_state import load_state, split_state
 from flstream.client.own_files import OWN_FOLDER, KeptTensors
 from flstream.errors import ClientError
-from flstream.job.bodies import INNER_STEPS, LATE_ALPHA, LATE_STEP, NUM_STEPS, SEND
+from flstream.job.bodies import INNER_STEPS, LATE_ALPHA, LATE_STEP, NUM_STEPS
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
 
@@ -150,27 +150,28 @@ class OuterSteps:
         own = exchanged_state(self._model)
         last = self._state.restore(own)
         model = self._receive(site_session, own)
-        received = model.params or {}
         if last is None:
+            number, names = 0, list(model.params or {})
             self._begin_anew(model, own)
         else:
+            number, names = last.steps, last.names
             last.restore_generators()
         steps = self._steps_of(model)
         # 0 for none; the last one is the segment's end.
         late_step = int(model.meta.get(LATE_STEP, 0))
         self._reported = {}
-        number = 0 if last is None else last.steps
         for local in range(steps + 1):
             if late_step and local == late_step:
-                self._apply_late(self._late_tensors(), float(model.meta.get(LATE_ALPHA, 0.0)))
+                late = site_session.turn.late() or {}
+                self._apply_late(late, float(model.meta.get(LATE_ALPHA, 0.0)))
             if local < steps:
                 yield number + local
-        self._state.keep(own, number + steps)
+        self._state.keep(own, number + steps, names)
         meta: dict[str, Any] = {NUM_STEPS: steps}
         if self._examples is not None:
             meta["num_examples"] = self._examples
-        sent = model.meta.get(SEND)
-        params = {name: own[name].detach() for name in (received if sent is None else sent)}
+        # Of which the worker sends the part that the workflow asks for.
+        params = {name: own[name].detach() for name in names}
         metrics = {
             name: sum(float(value) for value in values) / len(values)
             for name, values in self._reported.items()
@@ -227,11 +228,7 @@ class OuterSteps:
             )
         return steps
 
-    def _late_tensors(self) -> State:
-        """Wait for the tensors that are received amid a segment."""
-        raise ClientError(f"the workflow sends meta[{LATE_STEP!r}], and no tensors to be fetched")
-
-    def _apply_late(self, params: State, alpha: float) -> None:
+    def _apply_late(self, params: Mapping[str, Any], alpha: float) -> None:
         """Blend tensors that are received amid a segment into the module's: the share alpha stays.
 
         It is equation 3 of Streaming DiLoCo (arXiv:2501.18512). Integers and bools are taken as
@@ -300,7 +297,7 @@ class _SiteState:
         for name, part in self._stateful.items():
             part.load_state_dict(stateful[name])
 
-    def keep(self, replica: State, steps: int) -> None:
+    def keep(self, replica: State, steps: int, names: list[str]) -> None:
         """Write the state at a segment's end."""
         import torch
 
@@ -318,7 +315,7 @@ class _SiteState:
             cuda,
         )
         groups = self._optimizer.state_dict()["param_groups"]
-        segment = _Segment(steps, groups, self._states(), generators)
+        segment = _Segment(steps, names, groups, self._states(), generators)
         torch.save(segment._asdict(), path)
         try:  # the next segment could not read it
             torch.load(path, weights_only=True)
@@ -341,12 +338,14 @@ class _Segment(NamedTuple):
 
     Attributes:
         steps: Number of the site's inner steps so far.
+        names: Names of the global model's tensors, of which segments may receive a part.
         groups: Settings of the optimizer's groups, such as learning rates.
         stateful: States of the further objects by name.
         generators: States of the generators of Python, NumPy, torch, and its devices.
     """
 
     steps: int
+    names: list[str]
     groups: list[dict[str, Any]]
     stateful: dict[str, Any]
     generators: tuple[Any, ...]

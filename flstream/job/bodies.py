@@ -30,9 +30,6 @@ NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"
 INNER_STEPS = "inner_steps"
 """The number of inner steps of a segment."""
 
-SEND = "send"
-"""The names of the tensors of a segment's update, where these are not all that were received."""
-
 LATE_STEP = "late_step"
 """The step of a segment, from 1, before which tensors are received that its model came without."""
 

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from serving import PEER
 from training_scripts import of_kind
 
+from flstream.model.memory import MemoryBody
 from flstream.telemetry.events import SiteUpdate
-from flstream.worker.messages import Answered
+from flstream.worker.messages import MODEL as MODEL_BODY
+from flstream.worker.messages import Answered, Late, TaskParts
 from flstream.worker.meta import pack_values
 
 MODEL = """
@@ -129,9 +132,13 @@ class Parts:
     def __init__(self, serving):
         self.server = serving.server
 
-    def train(self, number, received, **meta):
+    def train(self, number, received, send=("a", "b"), late=None, **meta):
         """The update of a segment, and the whole answer."""
-        self._ask("train", number, received, {"inner_steps": 1, **meta})
+        parts = TaskParts([*send], {}, len(received) == 2, late is not None)
+        self._ask("train", number, received, {"inner_steps": 1, **meta}, parts=parts)
+        if late is not None:
+            ref = self.server.service.offer(MemoryBody.of(late), [PEER])
+            self.server.control.send(Late(number, {MODEL_BODY: ref.token}))
         answer = self.server.hear(Answered)
         sent = self.server.fetch(answer)
         return {name: value[0].item() for name, value in sent.items()}, answer.sites[0]
@@ -143,9 +150,10 @@ class Parts:
         [(_, _, reason)] = self.server.failures()
         return reason
 
-    def _ask(self, kind, number, received, meta):
+    def _ask(self, kind, number, received, meta, **more):
         params = {name: torch.full((3,), float(value)) for name, value in received.items()}
-        self.server.ask(kind, params, "site-1", round_number=number, meta=pack_values(meta))
+        meta = pack_values(meta)
+        self.server.ask(kind, params, "site-1", round_number=number, meta=meta, **more)
 
 
 @pytest.mark.parametrize("site", ["site-1", None])
@@ -157,7 +165,7 @@ def test_a_segment_receives_and_sends_parts_and_keeps_the_rest_at_the_site(scrip
         # The momentum of a step of 1 adds a half of it, and so on.
         sent, answer = parts.train(2, {"a": 100}, send=["b"], inner_steps=2)
         assert (sent, answer.metrics) == ({"b": 21 + 1.5 + 1.75}, {"step": 1.5})
-        sent, answer = parts.train(3, {"b": 50})
+        sent, answer = parts.train(3, {"b": 50}, send=["b"])
         assert sent == {"b": 50 + 1.875}
         assert (
             parts.train(4, {"b": 0}, send=["a", "b"])[0]["a"] == 100 + 1.5 + 1.75 + 1.875 + 1.9375
@@ -199,7 +207,6 @@ MISTAKES = [
     ("train", {"a": 1, "b": 1, "c": 1}, {"inner_steps": 1}, "tensor 'c' was received, and the mod"),
     ("train", {"a": 1, "b": 1}, {}, "the workflow sends no meta['inner_steps']"),
     ("train", {"a": 1, "b": 1}, {"inner_steps": 0}, "inner_steps is 0; a segment has"),
-    ("train", {"a": 1, "b": 1}, {"inner_steps": 1, "late_step": 1}, "no tensors to be fetched"),
     ("evaluate", {"a": 1, "b": 1}, {}, "give outer_steps() the argument evaluate"),
 ]
 
@@ -250,17 +257,12 @@ from flstream.client.session import current
 
 current().turns.place = RankPlace(0, 2)
 steps = """
-# Fetches by itself what a workflow would send late.
-LATE = """
-steps._late_tensors = lambda: {"b": torch.full((3,), 100.0)}
-for step in steps:
-"""
 
 
 @pytest.mark.parametrize(("late_step", "blended"), [(1, 50.5 + 1.5), (2, 51.25)])
 def test_late_tensors_are_blended_in_before_their_step_or_at_the_end(script, late_step, blended):
-    text = PARTS.replace("EXTRA", "").replace("for step in steps:\n", LATE)
-    with script(text) as serving:
+    with script(PARTS.replace("EXTRA", "")) as serving:
         meta = {"inner_steps": 2, "late_step": late_step, "alpha": 0.5}
-        sent, _ = Parts(serving).train(1, {"a": 0, "b": 0}, **meta)
+        late = {"b": torch.full((3,), 100.0)}
+        sent, _ = Parts(serving).train(1, {"a": 0, "b": 0}, late=late, **meta)
     assert sent == {"a": 2.5, "b": blended}

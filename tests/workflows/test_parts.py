@@ -4,11 +4,8 @@ import textwrap
 
 import pytest
 import torch
-from flows import records
 from safetensors.torch import load_file
 from training_scripts import QUIET, results
-
-from flstream.telemetry.events import LateReceived
 
 FACTORY = 'model={factory="parts.py:build"}'
 PROCESSES = "engine.type=local"
