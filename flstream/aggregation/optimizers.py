@@ -1,7 +1,9 @@
 """Server optimizers, whose gradient is the aggregate's difference from the model.
 
 FedAvgM is of Hsu et al. 2019 (arXiv:1909.06335); FedAdagrad, FedAdam and FedYogi are algorithm 2 of
-Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds.
+Reddi et al. 2021 (arXiv:2003.00295). As there, none corrects a bias of its first rounds. Nesterov's
+momentum is the outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105), in the form of
+``torch.optim.SGD(nesterov=True)``.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from flstream.model.dtypes import FLOATS, load, numbers_in, store
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Sink, Source, view_of
 
-OptimizerType = Literal["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+OptimizerType = Literal["fedavgm", "nesterov", "fedadagrad", "fedadam", "fedyogi"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class ServerOptimizer(ServerStep):
     def moments(self) -> Sequence[str]:  # type: ignore[override]
         """Names of the values that are kept for each number from round to round."""
         momentum = ("momentum",) if self.beta_1 else ()
-        return momentum if self.type == "fedavgm" else (*momentum, "second_moment")
+        return (*momentum, "second_moment") if self._is_adaptive else momentum
+
+    @property
+    def _is_adaptive(self) -> bool:
+        return self.type not in ("fedavgm", "nesterov")
 
     def initial(self, moment: str) -> float:
         """Return the value of a moment before the first round."""
@@ -54,7 +60,7 @@ class ServerOptimizer(ServerStep):
 
     def step(self, difference: Array, moments: dict[str, Array], updates: int = 1) -> Array:
         """Make a step; see :class:`ServerStep`."""
-        if self.type != "fedavgm":
+        if self._is_adaptive:
             difference *= 1 - self.beta_1
         momentum = difference
         if "momentum" in moments:
@@ -63,6 +69,8 @@ class ServerOptimizer(ServerStep):
             momentum += difference
         if self.type == "fedavgm":
             return self.learning_rate * momentum
+        if self.type == "nesterov":
+            return self.learning_rate * (difference + self.beta_1 * momentum)
         second = moments["second_moment"]
         square = momentum * momentum
         if self.type == "fedadagrad":
@@ -76,11 +84,29 @@ class ServerOptimizer(ServerStep):
         return step
 
 
+def nesterov(learning_rate: float, momentum: float) -> ServerOptimizer | None:
+    """Make DiLoCo's outer optimizer; None where its step is the aggregate itself.
+
+    That is so with a learning rate of 1 and no momentum: the next model then has the aggregate's
+    bits, which a difference in float64 that is added again need not have.
+
+    Args:
+        learning_rate: Server learning rate, above 0.
+        momentum: Share of the momentum kept in a round, from 0 to below 1.
+    """
+    if learning_rate == 1 and momentum == 0:
+        return None
+    return ServerOptimizer("nesterov", learning_rate, momentum)
+
+
 def optimizer_for(section: ServerOptimizerSection) -> ServerOptimizer | None:
     """Make a job's server optimizer; None where the aggregate is the next model."""
     if section.type == "none":
         return None
-    return ServerOptimizer(section.type, **section.args.model_dump())
+    optimizer = ServerOptimizer(section.type, **section.args.model_dump())
+    if optimizer.type == "nesterov":
+        return nesterov(optimizer.learning_rate, optimizer.beta_1)
+    return optimizer
 
 
 def state_layout(moments: Sequence[str], model: Layout, rule: AggregationRule) -> Layout:

@@ -35,6 +35,7 @@ from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.learner import Learner, SiteContext
 from flstream.client.offloaded import offloaded
 from flstream.client.optimizer_state import restore_optimizer
+from flstream.client.outer_steps import outer_steps
 from flstream.client.personal import own_model, personal
 from flstream.client.proximal import proximal_term
 from flstream.client.scaffold import ScaffoldControl
@@ -68,6 +69,7 @@ __all__ = [
     "is_train",
     "log",
     "offloaded",
+    "outer_steps",
     "own_model",
     "personal",
     "proximal_term",

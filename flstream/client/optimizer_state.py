@@ -56,14 +56,13 @@ def restore_optimizer(
     file = KeptTensors.of(site_session, name)
     content = file.read()
     if content is not None:
-        tensors, text = content
-        _load(optimizer, tensors, json.loads(text[_PLAIN]))
+        load_state(optimizer, *content)
     keep = site_session.turn.before_keeping
-    keep[file.path.name] = lambda answer: file.write(*_split(optimizer))
+    keep[file.path.name] = lambda answer: file.write(*split_state(optimizer))
     return content is not None
 
 
-def _split(
+def split_state(
     optimizer: torch.optim.Optimizer,
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors of an optimizer's state by name, and the rest as text."""
@@ -85,9 +84,24 @@ def _split(
     return tensors, {_PLAIN: json.dumps(plain)}
 
 
-def _load(
-    optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any]
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    tensors: Mapping[str, torch.Tensor],
+    text: Mapping[str, str],
+    groups: list[dict[str, Any]] | None = None,
 ) -> None:
+    """Load a state that :func:`split_state` returned.
+
+    Args:
+        optimizer: The optimizer, of the same parameters.
+        tensors: Tensors of the state by name.
+        text: The rest of it.
+        groups: Settings of the optimizer's groups; None for its own.
+
+    Raises:
+        ClientError: The state is of other parameters.
+    """
+    plain = json.loads(text.get(_PLAIN, "{}"))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*plain.items(), *tensors.items()]:
@@ -103,6 +117,7 @@ def _load(
                 "optimizer a name"
             )
         state.setdefault(index, {})[key] = value
-    # The settings are those of the script, which may lower a learning rate from round to round.
-    groups = optimizer.state_dict()["param_groups"]
+    if groups is None:
+        # A script may lower a learning rate from round to round.
+        groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

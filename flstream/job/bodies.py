@@ -27,6 +27,15 @@ CONTROL = "control"
 NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"
 """The number of steps of a training in the ``meta`` of its answer, as in NVFlare."""
 
+INNER_STEPS = "inner_steps"
+"""The number of inner steps of a segment."""
+
+LATE_STEP = "late_step"
+"""The step of a segment, from 1, before which tensors are received that its model came without."""
+
+LATE_ALPHA = "alpha"
+"""How much of a site's own values stays then, from 0 to 1."""
+
 RESERVED_NAMES = frozenset(
     {"at", "num_examples", "optimizer", "partial", "personal", "rule", "site_name", "step", "task"}
 )

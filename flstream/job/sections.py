@@ -575,6 +575,20 @@ class MomentumSection(Section):
     """How much of the momentum a round keeps."""
 
 
+class NesterovSection(Section):
+    """Nesterov's momentum of the server (DiLoCo: Douillard et al. 2023, arXiv:2311.08105).
+
+    The step is that of `torch.optim.SGD(nesterov=True)`. With a learning rate of 1 and beta_1 = 0,
+    the aggregate is the next model.
+    """
+
+    learning_rate: Annotated[Real, Field(gt=0)] = 0.7
+    """The server's learning rate."""
+
+    beta_1: Annotated[Real, Field(ge=0, lt=1)] = 0.9
+    """How much of the momentum a round keeps."""
+
+
 class FedAdagradSection(Section):
     """FedAdagrad (Reddi et al. 2021, arXiv:2003.00295)."""
 
@@ -607,6 +621,7 @@ class AdaptiveSection(Section):
 OPTIMIZERS: Sections = {
     "none": Section,
     "fedavgm": MomentumSection,
+    "nesterov": NesterovSection,
     "fedadagrad": FedAdagradSection,
     "fedadam": AdaptiveSection,
     "fedyogi": AdaptiveSection,
@@ -619,8 +634,8 @@ class ServerOptimizerSection(TypedSection):
 
     sections = OPTIMIZERS
 
-    type: Literal["none", "fedavgm", "fedadagrad", "fedadam", "fedyogi"] = "none"
-    """The optimiser: none takes the aggregate as it is, or fedavgm, fedadagrad, fedadam, fedyogi.
+    type: Literal["none", "fedavgm", "nesterov", "fedadagrad", "fedadam", "fedyogi"] = "none"
+    """The optimiser: none takes the aggregate as it is; or one of the names of its steps.
 
     Integers and bools always take the aggregate.
     """

@@ -167,6 +167,7 @@ _ELSEWHERE = {
     "fedyogi": _SERVER_OPTIMIZER,
     "fedadagrad": _SERVER_OPTIMIZER,
     "fedavgm": _SERVER_OPTIMIZER,
+    "nesterov": _SERVER_OPTIMIZER,
 }
 
 

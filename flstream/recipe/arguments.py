@@ -60,13 +60,19 @@ def _sgd(optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``server_optimizer`` for torch's SGD, or for its arguments alone."""
     name = str(optimizer.get("path", optimizer.get("name", "")))
     args = optimizer.get("args", {}) if name else optimizer
-    if name.rpartition(".")[2] not in ("", "SGD") or args.keys() - {"lr", "momentum"}:
+    if name.rpartition(".")[2] not in ("", "SGD"):
         raise ValueError(
-            "server_optimizer has formulas of its own: give lr and momentum of torch.optim.SGD "
-            'alone, or server_optimizer={"type": "fedadam"}'
+            f"{name} has no counterpart here: server_optimizer has formulas of its own; give "
+            'torch.optim.SGD, or server_optimizer={"type": "fedadam"}'
         )
+    if unknown := sorted(args.keys() - {"lr", "momentum", "nesterov"}):
+        raise ValueError(
+            f"{', '.join(unknown)} of torch.optim.SGD has no counterpart in server_optimizer; give "
+            "lr, momentum and nesterov alone"
+        )
+    kind = "nesterov" if args.get("nesterov", False) else "fedavgm"
     values = {"learning_rate": args.get("lr", 1.0), "beta_1": args.get("momentum", 0.0)}
-    return {"type": "fedavgm", "args": values}
+    return {"type": kind, "args": values}
 
 
 _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
@@ -118,7 +124,8 @@ class RecipeArguments(TypedDict, total=False):
         stop_cond: Condition that ends the job, such as ``"accuracy >= 0.97"``.
         patience: Number of evaluations without a new best metric after which the job ends.
         server_optimizer: Server optimizer by its name, or as ``{"type": "fedadam", "args": {}}``.
-        optimizer_args: Server optimizer as torch's SGD: ``{"lr": 1.0, "momentum": 0.6}``.
+        optimizer_args: Server optimizer as torch's SGD: ``{"lr": 0.7, "momentum": 0.9, "nesterov":
+            True}``.
         fedprox_mu: Weight of FedProx's proximal term.
         order: Order of the sites of ``CyclicRecipe``.
         start_task_timeout: Seconds in which a site of ``SwarmLearningRecipe`` has to acknowledge a

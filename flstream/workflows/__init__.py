@@ -32,11 +32,27 @@ __all__ = [
     "Update",
     "Updates",
     "WorkflowArgs",
+    "nesterov",
     "workflow",
 ]
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def nesterov(learning_rate: float, momentum: float) -> ServerStep | None:
+    """Make DiLoCo's outer optimizer (Douillard et al. 2023, arXiv:2311.08105), for ``run.fold``.
+
+    Args:
+        learning_rate: Server learning rate, above 0; 0.7 in the paper.
+        momentum: Share of Nesterov's momentum that a fold keeps, from 0 to below 1; 0.9 there.
+
+    Returns:
+        The step; None where the next model is the aggregate itself: 1 and 0.
+    """
+    from flstream.aggregation import optimizers  # imports NumPy, and validating a job needs none
+
+    return optimizers.nesterov(learning_rate, momentum)
 
 
 def workflow(

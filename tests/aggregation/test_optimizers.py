@@ -7,14 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import COMPLEX, FLOATS, FOLDED, as_bytes, cuts, every_kind, tensor
 
-from flstream.aggregation.optimizers import ServerOptimizer, optimizer_for, state_layout
+from flstream.aggregation.optimizers import ServerOptimizer, nesterov, optimizer_for, state_layout
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import CheckpointError
 from flstream.job.sections import ServerOptimizerSection
 from flstream.model.memory import MemoryBody
 from flstream.workflows.feddyn import FedDynStep
 
-TYPES = ("fedavgm", "fedadagrad", "fedadam", "fedyogi", "feddyn")
+TYPES = ("fedavgm", "nesterov", "fedadagrad", "fedadam", "fedyogi", "feddyn")
 OPTIMIZER = ServerOptimizer("fedadam", 0.3, 0.9, 0.99, 1e-3)
 
 
@@ -46,9 +46,9 @@ def reference(optimizer, values, deltas):
     eta, b1, b2, v = optimizer.learning_rate, optimizer.beta_1, optimizer.beta_2, optimizer.tau**2
     for delta in deltas:
         d = delta / 2  # of two sites, the other has not moved
-        if optimizer.type == "fedavgm":
+        if optimizer.type in ("fedavgm", "nesterov"):
             m = b1 * m + d
-            x = x + eta * m
+            x = x + eta * (m if optimizer.type == "fedavgm" else d + b1 * m)
             continue
         m = b1 * m + (1 - b1) * d
         if optimizer.type == "fedadagrad":
@@ -89,6 +89,25 @@ def test_the_model_moves_as_the_paper_says_however_it_is_cut(
     # In float32 the model and the state are rounded each round.
     due = reference(optimizer, base["f"], deltas)
     assert torch.allclose(found["f"].double(), due, rtol=1e-3, atol=1e-3)
+
+
+def test_nesterov_is_torchs_sgd_along_the_outer_gradient():
+    base, parameter = tensor("F64", (40,)), torch.nn.Parameter(tensor("F64", (40,)))
+    sgd = torch.optim.SGD([parameter], lr=0.7, momentum=0.9, nesterov=True)
+    model, state = {"w": base}, None
+    for number in range(5):
+        trained = [{"w": tensor("F64", (40,), 10 * number + site)} for site in range(3)]
+        parameter.grad = parameter.detach() - torch.stack([t["w"] for t in trained]).mean(0)
+        sgd.step()
+        model, out = step_of(nesterov(0.7, 0.9), model, sent(trained), state)
+        state = out.source()
+        assert torch.allclose(model["w"], parameter.detach(), rtol=1e-13, atol=1e-13)
+
+
+def test_nesterov_of_rate_one_without_momentum_is_no_optimizer():
+    args = {"learning_rate": 1, "beta_1": 0}
+    assert optimizer_for(ServerOptimizerSection(type="nesterov", args=args)) is None
+    assert nesterov(1.0, 0.5) == ServerOptimizer("nesterov", 1.0, 0.5)
 
 
 @pytest.mark.parametrize("optimizer", [OPTIMIZER, ServerOptimizer("fedavgm", 1.0, 0.0, 0.9, 1.0)])
@@ -138,7 +157,8 @@ def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
 def test_the_job_files_defaults_are_the_papers():
     assert optimizer_for(ServerOptimizerSection()) is None
     assert optimizer_for(ServerOptimizerSection(type="fedadagrad")).beta_1 == 0
-    for kind, rate in (("fedavgm", 1.0), ("fedadam", 0.1), ("fedyogi", 0.1)):
+    rates = {"fedavgm": 1.0, "nesterov": 0.7, "fedadam": 0.1, "fedyogi": 0.1}
+    for kind, rate in rates.items():
         found = optimizer_for(ServerOptimizerSection(type=kind))
         assert found == ServerOptimizer(kind, rate, 0.9, 0.99, 1e-3)
     args = {"learning_rate": 0.5, "beta_1": 0, "beta_2": 0.5, "tau": 0.1}

@@ -104,6 +104,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "numpy": Row(("train.exchange_format=numpy",)),
         "learner": Row(('train.learner="learner.py:Line"', "train.script=null")),
         "local optimizer": Row(("train.optimizer_state=local",)),
+        "outer steps": Row(("train.script=outer.py",)),
         "offloaded": Row(("train.optimizer_state=local", "train.args={offload=true}")),
         "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
         "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
@@ -121,6 +122,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "own aggregator": method("own.py:Middle"),
         # What the server makes of the mean.
         "fedavgm": optimizer("fedavgm"),
+        "nesterov": optimizer("nesterov"),
         "fedadagrad": optimizer("fedadagrad"),
         "fedadam": optimizer("fedadam"),
         "fedyogi": optimizer("fedyogi"),

@@ -38,11 +38,11 @@ FOLDED_AT_ONCE = [
 ]
 ALIKE = (
     ("fedavg", "fedprox", "diff", "numpy", "weights", "excluded"),
-    ("local optimizer", "offloaded"),
+    ("local optimizer", "offloaded", "outer steps"),
     ("clipped", "norm_bounded_mean"),
     (*FOLDED_AT_ONCE, "own aggregator"),
     tuple(COMPARED),
-    ("fedavgm", "fedadagrad", "fedadam", "fedyogi"),
+    ("fedavgm", "nesterov", "fedadagrad", "fedadam", "fedyogi"),
     ("private", "private adaptive"),
     ("cast up", "int8 up", "int4 up", "own codec up"),
     ("topk up", "ternary up"),

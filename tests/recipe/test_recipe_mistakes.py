@@ -73,7 +73,8 @@ MISTAKES = [
     (lambda: recipe(optimizer_args=3), "optimizer_args is 3"),
     (lambda: recipe(per_site_config={"a": 3}), "FedJob.set_per_site_config: config is 3"),
     (lambda: recipe(config=3), "FedJob.configure: settings is 3"),
-    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "nesterov": 1}), "lr and momentum of torch"),
+    (lambda: FedOptRecipe(optimizer_args={"lr": 1, "dampening": 1}), "dampening of torch"),
+    (lambda: FedOptRecipe(optimizer_args={"path": "torch.optim.Adam"}), "Adam has no counterpart"),
     (lambda: FedOptRecipe(lr_scheduler_args={}), "lr_scheduler_args is {}: there is no such"),
     # Keys that they become.
     *(

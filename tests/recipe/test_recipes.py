@@ -206,6 +206,14 @@ ARGUMENTS = [
             "workflow": {"type": "fedavg", "args": {}},
         },
     ),
+    (
+        FedOptRecipe,
+        {"optimizer_args": {"lr": 0.7, "momentum": 0.9, "nesterov": True}},
+        {
+            "server_optimizer": {"type": "nesterov", "args": {"learning_rate": 0.7, "beta_1": 0.9}},
+            "workflow": {"type": "fedavg", "args": {}},
+        },
+    ),
     (FedProxRecipe, {}, {"workflow": {"type": "fedavg", "args": {"fedprox_mu": 0.01}}}),
     (ScaffoldRecipe, {}, {"workflow": {"type": "scaffold", "args": {}}}),
     (

@@ -163,3 +163,27 @@ def test_a_workflow_may_have_a_step_of_the_servers_own_which_a_resume_goes_on_wi
     assert "leave out server_optimizer.type" in flows.fail(
         text, QUIET, "server_optimizer.type=fedadam"
     )
+
+
+OUTER = """
+from flstream.workflows import nesterov
+
+
+def flow(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        model = run.fold(model, run.train(model, run.sites), step=nesterov(RATE, MOMENTUM))
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("rate", "momentum", "due"), [(0.7, 0.9, ["server_optimizer=nesterov"]), (1, 0, [])]
+)
+def test_dilocos_outer_step_is_the_server_optimizer_and_the_identity_the_mean(
+    flows, rate, momentum, due
+):
+    text = OUTER.replace("RATE", str(rate)).replace("MOMENTUM", str(momentum))
+    own = flows.finish(text, QUIET, script=noisy())
+    named = finished(flows.jobs.run(noisy(), QUIET, *due))
+    assert own.summary.model.digest == named.summary.model.digest
