@@ -10,6 +10,7 @@ BUILT_IN = MappingProxyType(
         "cross_site": "flstream.workflows.cross_site:cross_site",
         "evaluate": "flstream.workflows.evaluate:evaluate",
         "swarm": "flstream.workflows.swarm:swarm",
+        "diloco": "flstream.workflows.diloco:diloco",
         "ditto": "flstream.workflows.ditto:ditto",
         "feddyn": "flstream.workflows.feddyn:feddyn",
         "fedper": "flstream.workflows.fedper:fedper",
