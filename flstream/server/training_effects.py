@@ -202,6 +202,8 @@ class TrainingEffects:
             **parts.plain(),
         }
         seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
+        # Of which sites have to know what they received last.
+        sends_changes = state.context.job.streaming.codecs.of_models.of_changes
         return SiteTraining(
             self,
             arguments,
@@ -214,7 +216,7 @@ class TrainingEffects:
             seconds,
             message,
             is_started=method == "start",
-            parts=None if parts == WHOLE_MODEL else parts,
+            parts=None if parts == WHOLE_MODEL and not sends_changes else parts,
         )
 
     def _check_parts(self, method: str, parts: ModelParts, model: Model) -> None:
