@@ -38,10 +38,12 @@ class CodecChain(NamedTuple):
     Attributes:
         lossy: Codec that encodes a body as another body, first; None for none.
         frames: Codec of the encoded body's frames; None for none.
+        changes: Codec that encodes a model's changes from the one before it; None for none.
     """
 
     lossy: LossyCodec | None = None
     frames: FrameCodec | None = None
+    changes: LossyCodec | None = None
 
 
 def chain_of(plan: CodecPlan) -> CodecChain:
@@ -69,4 +71,6 @@ def chain_of(plan: CodecPlan) -> CodecChain:
             if plan.of_models and own is None and isinstance(codec, Quantised):
                 codec = replace(codec, of_models=True)
             lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless), own is not None)
+    if plan.of_changes:
+        return CodecChain(None, frames, changes=lossy)
     return CodecChain(lossy, frames)

@@ -162,7 +162,7 @@ class LossyCodec:
             place = coded[spec.name].place(index)
             numbers = read_numbers(source, place, scratch)
             if base is not None:
-                numbers = _change(numbers, read_numbers(base, place, base_scratch))
+                numbers = change_of_block(numbers, read_numbers(base, place, base_scratch))
             out[:] = encode_block(numbers, place).ljust(len(out), b"\0")
 
         sizes = {name: tensor.block_bytes for name, tensor in coded.items()}
@@ -195,10 +195,7 @@ class LossyCodec:
             data = view_of(encoded, *tensor.encoded_range(index), scratch)
             numbers = self.decode_block(data[: self.codec.nbytes(place.dtype, place.count)], place)
             if base is not None:
-                # So that no change is none of a zero's sign either: -0.0 + 0.0 is 0.0.
-                numbers = np.where(numbers == 0, numbers.dtype.type(-0.0), numbers)
-                theirs = read_numbers(base, place, base_scratch)
-                numbers = np.add(numbers, theirs, dtype=number_type(place.dtype))
+                numbers = changed(read_numbers(base, place, base_scratch), numbers, place)
             store(numbers, numbers_in(place.dtype, out))
 
         sizes = {name: BLOCK * unit(tensor.spec.dtype) for name, tensor in coded.items()}
@@ -246,8 +243,17 @@ def read_numbers(source: Source, place: BlockPlace, scratch: Scratch) -> Numbers
     return loaded(spec.dtype, view_of(source, start, start + place.count * itemsize, scratch))
 
 
+def changed(base: Numbers, changes: Numbers, place: BlockPlace) -> Numbers:
+    """Return a block's numbers of a base after changes, to be rounded once to the tensor's type."""
+    # So that no change is none of a zero's sign either: -0.0 + 0.0 is 0.0.
+    changes = np.where(changes == 0, changes.dtype.type(-0.0), changes)
+    numbers: Numbers = np.add(changes, base, dtype=number_type(place.dtype))
+    return numbers
+
+
 @quietly
-def _change(numbers: Numbers, base: Numbers) -> Numbers:
+def change_of_block(numbers: Numbers, base: Numbers) -> Numbers:
+    """Return the changes of a block's numbers from those of a base."""
     changes: Numbers = numbers - base
     changes.flags.writeable = False
     return changes

@@ -1,15 +1,17 @@
-"""Writer of a model that rounds numbers as a codec does."""
+"""Writers of a model that round numbers, or their changes, as a codec does."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from flstream.codecs.block_codec import BlockPlace
-from flstream.codecs.lossy import LossyCodec
+from flstream.codecs.block_codec import BLOCK, BlockPlace
+from flstream.codecs.lossy import LossyCodec, change_of_block, changed, read_numbers
 from flstream.errors import CodecError
+from flstream.model.checkpoint import FileSink
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import loaded, numbers_in, quietly, store
 from flstream.model.joined import WritesRanges
+from flstream.model.source import Scratch, Source
 
 
 class RoundedWriter:
@@ -106,3 +108,39 @@ class RoundedWriter:
     def _pass(self, start: int, data: memoryview) -> None:
         self._target.write(start, data)
         self._digest.update([data])
+
+
+class ChangesWriter(RoundedWriter):
+    """Writes the model that receivers decode of its changes, and the encoded changes beside it.
+
+    Args:
+        target: Writer of the rounded model.
+        codec: The codec.
+        base: The model that it was made of, with random access.
+        changes: File of the changes in the codec's form; tensors that it does not encode are whole.
+    """
+
+    def __init__(
+        self, target: WritesRanges, codec: LossyCodec, base: Source, changes: FileSink
+    ) -> None:
+        super().__init__(target, codec)
+        self._base, self._changes = base, changes
+        self._scratch = Scratch()
+
+    def _rounded(self, data: memoryview, place: BlockPlace) -> memoryview:
+        base = read_numbers(self._base, place, self._scratch)
+        encoded = self._codec.encode_block(change_of_block(loaded(place.dtype, data), base), place)
+        start, stop = self._coded[place.tensor].encoded_range(place.offset // BLOCK)
+        self._changes.write(start, memoryview(encoded.ljust(stop - start, b"\0")))
+        out = memoryview(bytearray(len(data)))
+        numbers = changed(base, self._codec.decode_block(memoryview(encoded), place), place)
+        store(numbers, numbers_in(place.dtype, out))
+        return out
+
+    def _pass(self, start: int, data: memoryview) -> None:
+        super()._pass(start, data)
+        for spec in self.layout.overlapping(start, start + len(data)):
+            if spec.name not in self._coded:
+                first, last = max(start, spec.start), min(start + len(data), spec.stop)
+                own = self._changes.layout.by_name[spec.name].start
+                self._changes.write(own + first - spec.start, data[first - start : last - start])

@@ -37,7 +37,18 @@ LATE_ALPHA = "alpha"
 """How much of a site's own values stays then, from 0 to 1."""
 
 RESERVED_NAMES = frozenset(
-    {"at", "num_examples", "optimizer", "partial", "personal", "rule", "site_name", "step", "task"}
+    {
+        "at",
+        "changes",
+        "num_examples",
+        "optimizer",
+        "partial",
+        "personal",
+        "rule",
+        "site_name",
+        "step",
+        "task",
+    }
 )
 """Names that a body may not have: a file's, a value's in the ``meta`` of models and answers, or an
 argument's of ``run.fold``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -166,11 +166,13 @@ class CodecPlan:
         specs: The codecs, in the order in which a sender applies them.
         require_lossless: Regular expressions for names of tensors that lose no bits.
         of_models: Whether models are sent, and not updates.
+        of_changes: Whether models are sent as their changes from the models before them.
     """
 
     specs: list[CodecSection] = field(default_factory=list)
     require_lossless: list[str] = field(default_factory=list)
     of_models: bool = False
+    of_changes: bool = False
 
     @property
     def leaves_out(self) -> bool:
@@ -254,6 +256,14 @@ class CodecsSection(Section):
     Your own gives numbers that it has decoded back as they are.
     """
 
+    down_of: Literal["models", "changes"] = "models"
+    """What a codec that loses bits encodes on the way down.
+
+    changes: a model's difference from the one that it was made of, which sites add to what they
+    have. So small learning rates lose nothing, and 4 or 8 bits are enough. Sites that do not have
+    that model, and those that score one, are sent all bits. A site's state has a model more.
+    """
+
     up: Annotated[_Codecs, AfterValidator(partial(_in_order, direction="up")), _CODECS] = Field(
         default_factory=list
     )
@@ -270,12 +280,15 @@ class CodecsSection(Section):
     def keep_models(self) -> bool:
         """Whether sites keep received models, for comparisons."""
         up, down = self.of_updates, self.of_models
-        return up.is_lossy or up.needs_base or down.needs_base
+        return up.is_lossy or up.needs_base or down.needs_base or down.of_changes
 
     @property
     def of_models(self) -> CodecPlan:
         """The codecs of models."""
-        return CodecPlan(self.down, self.require_lossless, of_models=True)
+        plan = CodecPlan(self.down, self.require_lossless, of_models=True)
+        if self.down_of == "changes" and plan.is_lossy:
+            return replace(plan, of_models=False, of_changes=True)
+        return plan
 
     @property
     def of_updates(self) -> CodecPlan:

@@ -10,14 +10,15 @@ from typing import NamedTuple
 from flstream.aggregation.fold_rule import ServerStep
 from flstream.aggregation.optimizers import Optimization, state_layout
 from flstream.aggregation.rules import AggregationRule
-from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.codecs.chain import CodecChain
+from flstream.codecs.rounded_writer import ChangesWriter, RoundedWriter
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import body_digest
 from flstream.model.joined import SplitWriter, WritesRanges
 from flstream.model.layout import Layout
-from flstream.runs.model_files import OPTIMIZER, body_file
+from flstream.model.source import Source
+from flstream.runs.model_files import CHANGES, OPTIMIZER, body_file
 
 
 class ModelDraft(NamedTuple):
@@ -45,7 +46,8 @@ def model_draft(
     rule: AggregationRule,
     optimizer: ServerStep | None,
     state: Path | None,
-    lossy: LossyCodec | None,
+    codecs: CodecChain,
+    base: Source,
 ) -> Iterator[ModelDraft]:
     """Write a model; leave nothing of it unless it is finished.
 
@@ -56,7 +58,8 @@ def model_draft(
         rule: Rule that combines updates.
         optimizer: The server optimizer that makes a step; None for none.
         state: File of the optimizer's state before the step; None where there is none.
-        lossy: Codec with a loss that the model is rounded to; None for none.
+        codecs: Codecs of models, to the loss of which the model is rounded.
+        base: The model that it is made of.
 
     Raises:
         CheckpointError: The disk does not take it.
@@ -74,7 +77,13 @@ def model_draft(
             beside_it = state_layout(optimizer.moments, layout, rule)
             out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), beside_it))
             optimization = Optimization(optimizer, state_in, out)
-        rounded = None if lossy is None else RoundedWriter(sink, lossy)
+        rounded, changes = None, None
+        if codecs.lossy is not None:
+            rounded = RoundedWriter(sink, codecs.lossy)
+        elif codecs.changes is not None:
+            coded = codecs.changes.encoded(layout)
+            changes = stack.enter_context(FileSink(body_file(path, CHANGES), coded))
+            rounded = ChangesWriter(sink, codecs.changes, base, changes)
         main = rounded or sink
         target = SplitWriter({MAIN: main, **beside}) if beside else main
 
@@ -87,6 +96,8 @@ def model_draft(
                 digests |= target.digests()
             if rounded is not None:
                 digests[MAIN] = rounded.digest
+            if changes is not None:
+                digests[CHANGES] = body_digest(changes.finish())
             if out is not None:
                 # The state came a block of each moment at a time, so its digest takes a pass.
                 digests[OPTIMIZER] = body_digest(out.finish())

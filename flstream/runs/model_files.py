@@ -11,6 +11,9 @@ from flstream.telemetry.events import ModelRecord
 OPTIMIZER = "optimizer"
 """Name of the body that is the server optimizer's state."""
 
+CHANGES = "changes"
+"""Name of the body with a model's changes from the one before it, as sites are sent them."""
+
 _END = ".safetensors"
 _NAME = re.compile(
     r"round-(?P<round>[0-9]{4,18})(?:\.step-(?P<step>[0-9]{2,18}))?(?:\.(?P<body>[a-z_-]+))?"
@@ -78,4 +81,5 @@ def round_name(file: Path) -> Path:
 def bodies_beside(model: ModelRecord) -> dict[str, str]:
     """Return the digests of the bodies beside a model, by name."""
     optimizer = {OPTIMIZER: model.optimizer_state} if model.optimizer_state else {}
-    return {**model.bodies, **optimizer}
+    changes = {CHANGES: model.changes} if model.changes else {}
+    return {**model.bodies, **optimizer, **changes}

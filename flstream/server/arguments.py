@@ -200,6 +200,11 @@ def check_fold(
             "run.fold() was given at, and privacy.type is central, whose noise the server adds; "
             "set privacy.type = none"
         )
+    if job.streaming.codecs.of_models.of_changes:
+        raise MisfitError(
+            "run.fold() was given at, and streaming.codecs.down_of = changes, which the server "
+            "alone encodes; set it to models"
+        )
     if job.network.is_on and job.clients.workers < job.clients.count:
         raise MisfitError(
             "run.fold() was given at, and links are emulated (network), where each site that folds "

@@ -24,14 +24,20 @@ class LateTensors:
         self._context = context
         self._spec = spec
         self._lock = Lock()
-        self._source: Source | None = None
+        self._tensors: tuple[Source, Source | None] | None = None
         self._worker: WorkerHandle | None = None
         self._offers: Generator[ModelOffer] | None = None
 
-    def offer(self, source: Source) -> None:
-        """Offer the tensors to the worker that trains, or to the next one that does."""
+    def offer(self, tensors: Source, changes: Source | None) -> None:
+        """Offer the tensors to the worker that trains, or to the next one that does.
+
+        Args:
+            tensors: The tensors.
+            changes: Their encoded changes from what the site has, sent in their place; None to
+                send them as other models are.
+        """
         with self._lock:
-            self._source = source
+            self._tensors = tensors, changes
             self._send()
 
     def give(self, worker: WorkerHandle) -> None:
@@ -51,10 +57,13 @@ class LateTensors:
                 self._offers = None
 
     def _send(self) -> None:
-        source, worker = self._source, self._worker
-        if source is None or worker is None or self._offers is not None:
+        worker, lossy = self._worker, self._spec.lossy
+        if self._tensors is None or worker is None or self._offers is not None:
             return
-        self._offers = offers_by_server(self._context, source, worker, lossy=self._spec.lossy)
-        offer = next(self._offers)
+        tensors, changes = self._tensors
+        coded = lossy.encode(tensors) if changes is None and lossy is not None else changes
+        self._offers = offers_by_server(self._context, tensors, worker, coded=coded)
+        bodies = offered_bodies(next(self._offers))
+        late = Late(self._spec.task.effect, bodies, are_changes=changes is not None)
         with suppress(ChannelClosedError):  # whoever waits for its answer learns of its end
-            worker.control.send(Late(self._spec.task.effect, offered_bodies(offer)))
+            worker.control.send(late)

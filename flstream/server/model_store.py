@@ -21,7 +21,7 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
 from flstream.runs.model_draft import ModelDraft, model_draft
-from flstream.runs.model_files import OPTIMIZER, bodies_beside, body_file, round_name
+from flstream.runs.model_files import CHANGES, OPTIMIZER, bodies_beside, body_file, round_name
 from flstream.runs.retention import Retention
 from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
@@ -261,7 +261,8 @@ class ModelStore:
             self._context.rule,
             optimizer,
             None if optimizer is None else self.state_of(base),
-            self._context.model_codecs.lossy,
+            self._context.model_codecs,
+            self.source(base),
         )
 
     def link(
@@ -310,7 +311,7 @@ class ModelStore:
         _, step = self.next_record(round_number)
         path = self._run.step_checkpoint(round_number, step)
         if (round_number, step) not in self._written:
-            for taken in (path, *(body_file(path, body) for body in (OPTIMIZER, *bodies))):
+            for taken in (path, *(body_file(path, body) for body in (OPTIMIZER, CHANGES, *bodies))):
                 self._set_aside(taken)
         return path
 
@@ -328,7 +329,8 @@ class ModelStore:
         self._made_here.add(version)
         beside = make_durable()
         digest, state = beside.pop(MAIN), beside.pop(OPTIMIZER, "")
-        return ModelRecord(round_number, version, step, digest, state, beside)
+        changes = beside.pop(CHANGES, "")
+        return ModelRecord(round_number, version, step, digest, state, beside, changes)
 
     def hold(self, round_number: int, versions: Iterable[int]) -> None:
         """Keep models as long as the run may go back to the end of a round, or on from there.
@@ -451,6 +453,15 @@ class ModelStore:
         if not stored.record.optimizer_state:
             return None
         return self._body(stored, OPTIMIZER).path
+
+    def changes_of(self, model: Model) -> FileSource | None:
+        """The encoded changes of a model from the one before it, verified once; None for none.
+
+        Raises:
+            UnsoundModelError: They are damaged or gone.
+        """
+        stored = self._models[model.version]
+        return self._body(stored, CHANGES) if stored.record.changes else None
 
     def _set_aside(self, path: Path) -> None:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""

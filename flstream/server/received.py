@@ -12,6 +12,7 @@ from flstream.model.source import Source
 
 if TYPE_CHECKING:
     from flstream.server.model_store import ModelStore
+    from flstream.server.program_view import Model
     from flstream.server.training import SiteTraining
 
 # The versions of selections of tensors, the last received ones last; None is the whole model.
@@ -30,6 +31,8 @@ class ReceivedTensors:
         self._sites: dict[str, tuple[int, _Versions]] = {}
         # By version, the tensors that its fold may have changed; all where there is no entry.
         self._changed: dict[int, Selection] = {}
+        # By version, that of the model which it was made of.
+        self._parents: dict[int, int] = {}
         # Whether a training was sent or has sent back a part of a model.
         self._has_parts = False
 
@@ -54,8 +57,9 @@ class ReceivedTensors:
             else:
                 self._sites.pop(site, None)
 
-    def changed(self, version: int, trainings: Collection[SiteTraining]) -> None:
-        """Note which tensors a model's fold may have changed: those that were sent back."""
+    def made(self, version: int, parent: int, trainings: Collection[SiteTraining]) -> None:
+        """Note of which model one was made, and which tensors the fold may have changed."""
+        self._parents[version] = parent
         sent = [None if each.parts is None else each.parts.send for each in trainings]
         selections = [selection for selection in sent if selection is not None]
         if selections and len(selections) == len(sent):
@@ -101,6 +105,36 @@ class ReceivedTensors:
         }
         return composed(places, source.layout.aliases)
 
+    def has_base(self, site: str, model: Model, selection: Selection | None) -> bool:
+        """Return whether a site has what a model's changes in some tensors are added to.
+
+        Args:
+            site: Name of a site that has trained before.
+            model: The model.
+            selection: The tensors; None for all.
+        """
+        _, versions = self._sites.get(site, (-1, ()))
+        return self._follows(versions, model, selection)
+
+    def has_late_base(self, training: SiteTraining, site: str) -> bool:
+        """Return the same of a site in a training, and of the tensors that it is sent late."""
+        parts, model = training.parts, training.late_model
+        assert parts is not None
+        assert model is not None
+        return self._follows(self._versions(training, site, is_late=False), model, parts.late)
+
+    def _follows(self, versions: _Versions, model: Model, selection: Selection | None) -> bool:
+        parent, names = self._parents.get(model.version), self._names(selection)
+        known = dict(self._by_name(versions, names))
+        return (
+            parent is not None
+            and known.keys() == names
+            and all(
+                self._changed_at(version, name) == self._changed_at(parent, name)
+                for name, version in known.items()
+            )
+        )
+
     def needed(self) -> set[int]:
         """Return the versions of which a site has a tensor that has changed since."""
         if not self._has_parts or (facts := self._store.facts) is None:
@@ -113,8 +147,8 @@ class ReceivedTensors:
             if self._changed_at(version, name) != self._changed_at(newest, name)
         }
 
-    def _versions(self, training: SiteTraining, site: str) -> _Versions:
-        """Return what a site of a training has received by its end."""
+    def _versions(self, training: SiteTraining, site: str, *, is_late: bool = True) -> _Versions:
+        """Return what a site of a training has received, by its end or without what is late."""
         parts, late = training.parts, training.late_model
         receive = None if parts is None else parts.receive
         if receive is None or site in (training.whole or ()):
@@ -122,7 +156,7 @@ class ReceivedTensors:
         else:
             _, versions = self._sites.get(site, (-1, ()))
             versions = _with(versions, receive, training.base.version)
-        if parts is not None and parts.late is not None and late is not None:
+        if is_late and parts is not None and parts.late is not None and late is not None:
             versions = _with(versions, parts.late, late.version)
         return versions
 

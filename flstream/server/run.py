@@ -339,8 +339,12 @@ class Run:
         self._effects.trainings.start(site, model, timeout, parts, meta, optimizer_params)
 
     @uncatchable
-    def next(self) -> Update:
+    def next(self, *, may_fail: bool = True) -> Update:
         """Wait for the next answer of those in flight; its site is idle again.
+
+        Args:
+            may_fail: Whether the workflow goes on without the site where its training has failed.
+                If not, that ends the run without a record, and a resume trains the site again.
 
         Returns:
             The site's update, in a durable file, to be folded with others as
@@ -350,7 +354,7 @@ class Run:
         Raises:
             WorkflowError: No training is in flight.
         """
-        return self._effects.trainings.next()
+        return self._effects.trainings.next(may_fail=may_fail)
 
     @uncatchable
     def fold(

@@ -60,7 +60,8 @@ class StartedTrainings:
 
     def _offer_late(self, training: SiteTraining, run: TaskRun) -> None:
         if training.late_model is not None:
-            run.late_tensors.offer(self._state.update_store.late_part(training))
+            (site,) = training.tasks
+            run.late_tensors.offer(*self._state.update_store.late_part(training, site))
 
     def first(self) -> tuple[SiteTraining, TaskRun]:
         """Wait for the next answer, or the next site that has failed, and take it."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flstream.aggregation.optimizers import optimizer_for, state_layout
 from flstream.aggregation.rules import rule_for
+from flstream.codecs.chain import chain_of
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.model.layout import Layout
@@ -129,7 +130,7 @@ def plan_disk(
     return DiskPlan(
         job.planned_rounds,
         job.checkpoints.keep,
-        layout.nbytes,
+        layout.nbytes + _bytes_of_changes(job, layout),
         waiting,
         sums,
         max(states, default=0),
@@ -137,6 +138,12 @@ def plan_disk(
         received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
     )
+
+
+def _bytes_of_changes(job: Job, layout: Layout) -> int:
+    """Return the bytes of a model's changes in the form in which sites are sent them."""
+    changes = chain_of(job.streaming.codecs.of_models).changes
+    return 0 if changes is None else changes.encoded(layout).nbytes
 
 
 def _kept_models(job: Job) -> int:

@@ -29,6 +29,7 @@ from flstream.worker.messages import (
     SiteTask,
     Task,
     TaskKind,
+    TaskParts,
 )
 from flstream.worker.peer_messages import Offer
 
@@ -85,7 +86,7 @@ def offers_by_server(
     model: Source,
     worker: WorkerHandle,
     encoder: EncoderFor | None = None,
-    lossy: LossyCodec | None = None,
+    coded: Source | None = None,
 ) -> Generator[ModelOffer]:
     """Offer a model to a worker, once; closing the iterator withdraws it.
 
@@ -94,15 +95,14 @@ def offers_by_server(
         model: The model.
         worker: Who receives it.
         encoder: What makes its frames smaller; None for nothing.
-        lossy: What encodes it before that; None for nothing.
+        coded: Its form under a codec with a loss, which is sent in its place; None for none.
     """
     service = context.service
     refs: list[Ref] = []
     layout = b""
     try:
-        sent = model
-        if lossy is not None:
-            sent = lossy.encode(model)
+        sent = model if coded is None else coded
+        if coded is not None:
             # Of its encoded form, names alone are the model's.
             header = memoryview(model.layout.plain_header[8:])
             blob = BufferSource(Layout.of([(LAYOUT, "U8", (len(header),))]), header)
@@ -156,6 +156,8 @@ class TaskSpec:
         name: Name of the model, by which workers know that they have it.
         part: The tensors of the model that sites receive; None for all.
         whole: The sites that receive all tensors all the same.
+        changes: The encoded changes of what sites receive from the model before; None for none.
+        following: The sites that receive these.
         is_checked: Whether updates are checked to be finite as they come, and not in the fold.
     """
 
@@ -171,6 +173,8 @@ class TaskSpec:
     name: str = ""
     part: Source | None = None
     whole: Set[str] = frozenset()
+    changes: Source | None = None
+    following: Set[str] = frozenset()
     is_checked: bool = False
 
     @property
@@ -198,7 +202,10 @@ class TaskSpec:
                 model = self.part
             elif self.part is not None:
                 encoder = None  # which is for the part
-            return offers_by_server(context, model, worker, encoder, self.lossy)
+            if not self.following.isdisjoint(sites):
+                return offers_by_server(context, model, worker, None, self.changes)
+            coded = None if self.lossy is None else self.lossy.encode(model)
+            return offers_by_server(context, model, worker, encoder, coded)
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
@@ -212,8 +219,12 @@ class TaskSpec:
             sites=[self.sites[site] for site in sites],
             host=offer.host,
             mapped=offer.is_mapped,
-            parts=None if parts is None else replace(parts, is_whole=self._is_whole(sites)),
+            parts=None if parts is None else self._parts_for(parts, sites),
         )
+
+    def _parts_for(self, parts: TaskParts, sites: SiteBatch) -> TaskParts:
+        are_changes = not self.following.isdisjoint(sites)
+        return replace(parts, is_whole=self._is_whole(sites), are_changes=are_changes)
 
     def _is_whole(self, sites: SiteBatch) -> bool:
         """Whether sites receive all tensors of the model."""

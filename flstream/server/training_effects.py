@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from flstream.errors import MisfitError, WorkflowError
+from flstream.errors import MisfitError, SimulationError, WorkflowError
 from flstream.server.arguments import (
     check_idle,
     check_model,
@@ -133,7 +133,7 @@ class TrainingEffects:
             state.retire_models()
             self.started.give()
 
-    def next(self) -> Update:
+    def next(self, *, may_fail: bool) -> Update:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
         state, in_flight = self._state, self.started.in_flight
         state.check_round("next")
@@ -156,6 +156,12 @@ class TrainingEffects:
             training, run = self.started.first()
             cost = TaskCost(work=time.monotonic() - began, down=run.down)
             result = self._result(training, run, cost)
+            if result.failures and not may_fail:
+                failed, reason = next(iter(result.failures.items()))
+                raise SimulationError(
+                    f"{failed} failed in round {training.round}, and its answer is needed "
+                    f"(clients.min_updates): {reason}; see its log, and go on with --resume"
+                )
             return NextResult(training.number, result), None
 
         numbers = [training.number for training in in_flight.values()]
@@ -202,6 +208,8 @@ class TrainingEffects:
             **parts.plain(),
         }
         seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
+        # Of which sites have to know what they received last.
+        sends_changes = state.context.job.streaming.codecs.of_models.of_changes
         return SiteTraining(
             self,
             arguments,
@@ -214,7 +222,7 @@ class TrainingEffects:
             seconds,
             message,
             is_started=method == "start",
-            parts=None if parts == WHOLE_MODEL else parts,
+            parts=None if parts == WHOLE_MODEL and not sends_changes else parts,
         )
 
     def _check_parts(self, method: str, parts: ModelParts, model: Model) -> None:

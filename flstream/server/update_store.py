@@ -252,13 +252,39 @@ class UpdateStore:
             model = self._received.base(training, site)
         return UpdateForm(model, self._context.update_codecs, training.base.digest)
 
-    def late_part(self, training: SiteTraining) -> Source:
-        """The tensors of a model that the sites of a training are sent while they train."""
+    def late_part(self, training: SiteTraining, site: str) -> tuple[Source, Source | None]:
+        """The tensors of a model that a site is sent while it trains, and their changes, if any.
+
+        Args:
+            training: The training.
+            site: The site; its changes are left out where it has not what they are added to.
+        """
         parts, model = training.parts, training.late_model
         assert parts is not None
         assert parts.late is not None
         assert model is not None
-        return self._part(self._store.source(model), "late", parts.late)
+        source, changes = self._store.source(model), self._store.changes_of(model)
+        if changes is not None and not self._received.has_late_base(training, site):
+            changes = None
+        late = parts.late
+        return (
+            self._part(source, "late", late),
+            None if changes is None else self._part(changes, "late", late),
+        )
+
+    def _changes(self, training: SiteTraining) -> tuple[Source | None, frozenset[str]]:
+        """The changes that sites are sent in the place of a model, and the sites."""
+        parts, changes = training.parts, self._store.changes_of(training.base)
+        if parts is None or changes is None:
+            return None, frozenset()
+        following = frozenset(
+            site
+            for site in training.tasks
+            if self._received.has_base(site, training.base, parts.receive)
+        )
+        receive = parts.receive
+        part = changes if receive is None else self._part(changes, "receive", receive)
+        return part, following - (training.whole or frozenset())
 
     def _part(self, source: Source, what: str, selection: Selection) -> Source:
         names = self._received.names(what, selection)
@@ -318,9 +344,12 @@ class UpdateStore:
             inline=plan.inline_bytes(source.layout),
             parts=parts,
         )
+        changes, following = self._changes(training)
         return TaskSpec(
             task,
             model=source,
+            changes=changes,
+            following=following,
             part=part,
             whole=training.whole or frozenset(),
             sites=sites,

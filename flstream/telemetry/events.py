@@ -416,6 +416,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
         optimizer_state: Digest of the server optimizer's state beside it; empty without an
             optimizer.
         bodies: Digests of the bodies beside it that its workflow has named, by name.
+        changes: Digest of its encoded changes from the model before it; empty without such a codec.
     """
 
     round: int
@@ -424,6 +425,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     digest: str
     optimizer_state: str = ""
     bodies: Mapping[str, str] = {}
+    changes: str = ""
 
 
 class ModelWritten(Event, tag="model_written"):

@@ -12,21 +12,22 @@ from flstream.telemetry.events import Transfer
 from flstream.worker.messages import Progress
 
 if TYPE_CHECKING:
+    from flstream.client.learner import SiteContext
     from flstream.worker.task_model import TaskModel
 
 
 class LateFetch:
     """The late tensors of one training, whose offer a thread waits for."""
 
-    def __init__(self, model: TaskModel) -> None:
-        self._model = model
+    def __init__(self, model: TaskModel, site: SiteContext) -> None:
+        self._model, self._site = model, site
         self._result: tuple[MemoryBody, Transfer] | FlstreamError | None = None
         self._thread = Thread(target=self._fetch, name="late tensors", daemon=True)
         self._thread.start()
 
     def _fetch(self) -> None:
         try:
-            self._result = self._model.fetch_late()
+            self._result = self._model.fetch_late(self._site)
         except FlstreamError as error:
             self._result = error
 

@@ -101,12 +101,14 @@ class TaskParts(msgspec.Struct, frozen=True):
         send: Names of those that it sends back.
         ties: Their names by their further names.
         is_whole: Whether it receives all tensors.
+        are_changes: Whether what it receives are changes of what it has.
         is_late: Whether it receives further ones while it trains.
     """
 
     send: list[str]
     ties: dict[str, str]
     is_whole: bool = True
+    are_changes: bool = False
     is_late: bool = False
 
 
@@ -166,10 +168,12 @@ class Late(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect that started the training.
         bodies: Token of each body on offer, by its name, as those of a task.
+        are_changes: Whether they are changes of what the site has.
     """
 
     effect: int
     bodies: dict[str, bytes]
+    are_changes: bool = False
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):

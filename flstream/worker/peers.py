@@ -222,7 +222,8 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         task.rule,
         task.optimizer,
         state,
-        chain_of(info.codecs_down).lossy,
+        chain_of(info.codecs_down),
+        base,
     )
     keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, partial(on_range, 0))
     with ExitStack() as connections, drafting as draft:

@@ -60,7 +60,7 @@ class SiteChanges:
     @property
     def flaw_beside(self) -> str | None:
         """Filters or codecs that do not change bodies beside a model; None for none."""
-        if self.update_codecs.lossy or self.model_codecs.lossy:
+        if self.update_codecs.lossy or self.model_codecs.lossy or self.model_codecs.changes:
             return "codecs with a loss"
         return "filters" if self.up or self.down else None
 
@@ -70,7 +70,7 @@ class SiteChanges:
         if self.down or (down.needs_base and kind in ("train", "evaluate")):
             return True
         changes = any(spec.changes_numbers for spec in self.up)
-        return kind == "train" and (changes or up.is_lossy or up.needs_base)
+        return kind == "train" and (changes or up.is_lossy or up.needs_base or down.of_changes)
 
     def selected(self, layout: Layout) -> Collection[str] | None:
         """Return the names of a model's tensors that are aggregated; None for all.

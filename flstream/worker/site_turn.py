@@ -106,7 +106,7 @@ class SiteTurn(TaskTurn):
             self.received = received
         self._was_received = True
         if task.parts is not None and task.parts.is_late:
-            self._late = LateFetch(self._model)
+            self._late = LateFetch(self._model, site)
         seed_everything(site.seed)
         return received
 

@@ -50,14 +50,18 @@ Seen = Callable[[Layout], MemoryBody]
 
 
 class _Coding(NamedTuple):
-    """Codec with a loss in whose form a model comes, and the model's own layout."""
+    """Codec with a loss in whose form a model comes, and the model's own layout.
+
+    What it has encoded are changes from a base where there is one.
+    """
 
     codec: LossyCodec
     layout: Layout
+    base: Source | None = None
 
     def decode(self, sent: Source) -> Source:
         """Return the model of its encoded form."""
-        return self.codec.decode(sent, self.layout)
+        return self.codec.decode(sent, self.layout, self.base)
 
 
 def _as_sent(model: Source | None, coding: _Coding | None) -> Source | None:
@@ -124,6 +128,8 @@ class TaskModel:
         self._changes = worker.changes
         self._framework = worker.info.exchange_format
         self._has_several_sites = len(task.sites) > 1
+        # The last one that has received it.
+        self._site: SiteContext | None = None
         # Why it did not arrive.
         self._failure: FlstreamError | None = None
 
@@ -131,6 +137,7 @@ class TaskModel:
         self, site: SiteContext, into: Into | None, place: Place | None
     ) -> tuple[Params, Mapping[str, Params]]:
         """Return the model's tensors for a site, and the tensors of bodies by name."""
+        self._site = site
         target: Callable[[Layout], Into | None] = place or (lambda layout: into)
         sink_for = partial(self._sink, target)
         whole = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
@@ -186,14 +193,15 @@ class TaskModel:
         else:
             self._fetch(sink_for)
 
-    def fetch_late(self) -> tuple[MemoryBody, Transfer]:
+    def fetch_late(self, site: SiteContext) -> tuple[MemoryBody, Transfer]:
         """Wait for the offer of late tensors, and fetch them; on a thread of its own.
 
         Raises:
             StreamingError: They did not come.
         """
         worker, offered = self._worker, self._worker.receive_late(self.task.effect)
-        coding = self._coding(worker.down, offered.bodies)
+        changed = site if offered.are_changes else None
+        coding = self._coding(worker.down, offered.bodies, changed)
         remote = RemoteSource(worker.down, offered.bodies[MODEL], worker.info.streaming)
         body = download(
             remote,
@@ -292,7 +300,9 @@ class TaskModel:
                     receiver = worker.down
                     if task.host is not None:
                         receiver = stack.enter_context(worker.peers.dial(task.host))
-                    coding = self._coding(receiver, self.task.bodies)
+                    are_changes = task.parts is not None and task.parts.are_changes
+                    changed = self._site if are_changes else None
+                    coding = self._coding(receiver, task.bodies, changed)
                     remote = self._remote(receiver, coding)
                     decode = None if coding is None else coding.decode
                     held = partial(self._held, seen, coding)
@@ -309,16 +319,23 @@ class TaskModel:
         worker.received(self.task.effect, remote.cost)
         return body
 
-    def _coding(self, receiver: Receiver, bodies: Mapping[str, bytes]) -> _Coding | None:
-        """Return how a model comes encoded, once its layout was fetched; None for as it is."""
-        lossy = self._changes.model_codecs.lossy
+    def _coding(
+        self, receiver: Receiver, bodies: Mapping[str, bytes], changed: SiteContext | None
+    ) -> _Coding | None:
+        """Return how a model comes encoded, once its layout was fetched; None for as it is.
+
+        ``changed`` is the site that is sent changes of what it has; None where nobody is.
+        """
+        codecs = self._changes.model_codecs
+        lossy = codecs.lossy if changed is None else codecs.changes
         if lossy is None or LAYOUT not in bodies:
             return None
         header = download(
             RemoteSource(receiver, bodies[LAYOUT], self._worker.info.streaming), MemoryBody.allocate
         )
         text = b"".join(header.views(0, header.layout.nbytes))
-        return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits))
+        base = None if changed is None else ReceivedFile(changed.state_dir).source()
+        return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits), base)
 
     def _remote(self, receiver: Receiver, coding: _Coding | None) -> RemoteSource:
         """Return the model on offer."""
@@ -339,6 +356,8 @@ class TaskModel:
         self, seen: Seen | None, coding: _Coding | None, body: MemoryBody | BodyFile
     ) -> Source | None:
         """Return what may have some of the model's bytes, in the form in which it comes."""
+        if coding is not None and coding.base is not None:
+            return None
         source: Source | None = body if body.is_used else self._worker.base[1]
         if source is None and seen is not None and (place := seen(body.layout)).is_used:
             source = place

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from flstream.errors import WorkflowError
 from flstream.job.bodies import INNER_STEPS, LATE_ALPHA, LATE_STEP
 from flstream.job.fields import Real, Whole
 from flstream.job.problems import Problem, RefusedValueError
@@ -97,12 +96,10 @@ def diloco(run: Run, args: DiLoCoArgs) -> Model:
 
 def _answers(run: Run) -> list[Update]:
     """Wait for the sites in flight, and return their updates in the order of the sites."""
-    answers = [run.next() for _ in run.in_flight]
-    if len(updates := [answer for answer in answers if answer.ok]) < run.min_updates:
-        failures = "; ".join(f"{each.site}: {each.failure}" for each in answers if not each.ok)
-        raise WorkflowError(
-            f"diloco has {len(updates)} updates of a segment, and clients.min_updates asks for "
-            f"{run.min_updates}: {failures}; see the sites' logs, and go on with --resume"
-        )
-    order = {site: place for place, site in enumerate(run.all_sites)}
-    return sorted(updates, key=lambda update: order[update.site])
+    order, spare = run.all_sites, len(run.in_flight) - run.min_updates
+    updates: list[Update] = []
+    for _ in run.in_flight:
+        answer = run.next(may_fail=spare > 0)
+        spare -= not answer.ok
+        updates += [answer] if answer.ok else []
+    return sorted(updates, key=lambda update: order.index(update.site))

@@ -55,6 +55,7 @@ def private(*settings: str) -> Row:
     return Row(("privacy.type=central", "privacy.noise_multiplier=0.25", *settings))
 
 
+OUTER = "learning_rate=0.5", "momentum=0.5"
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
 SMALL_FOLD = "aggregation.memory_budget=1 MiB"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
@@ -83,6 +84,19 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "buffered": Row(
             (workflow('"own.py:buffered"', "order=oldest"),),
             victims=("server", "launcher", "all"),  # a site that fails is passed over
+        ),
+        "diloco": Row(
+            (
+                "train.script=outer.py",
+                workflow("diloco", "inner_steps=5, fragments=2", *OUTER),
+            )
+        ),
+        "diloco overlapped": Row(
+            (
+                "train.script=outer.py",
+                workflow("diloco", "inner_steps=4, fragments=2, overlap=1", *OUTER),
+                "streaming.codecs={up=[int4], down=[int8], down_of=changes}",
+            )
         ),
         "stages": Row((STAGES,)),
         "scaffold, fedavgm": Row((workflow("scaffold"), *optimizer("fedavgm").settings)),

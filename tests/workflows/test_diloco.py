@@ -195,3 +195,35 @@ def test_sites_train_while_a_fragment_travels_over_a_slow_link(train):
     assert states
     waiting = train("inner_steps=6, fragments=3", PROCESSES, "network.down=2Mbit", wide, rounds=3)
     assert not of_kind(waiting, LateReceived)
+
+
+CHANGES = "streaming.codecs={up=[{type=int4}], down=[{type=int8}], down_of=changes}"
+
+
+@pytest.mark.parametrize("args", [BOTH, "inner_steps=4"])
+def test_changes_that_are_sent_in_eight_bits_are_the_same_bits_anywhere(train, args):
+    inline = train(args, CHANGES, rounds=5)
+    for how in ([PROCESSES], [PROCESSES, "clients.parallel=1"]):
+        assert results(train(args, CHANGES, *how, rounds=5)) == results(inline)
+
+
+def test_changes_in_eight_bits_cost_a_quarter_and_change_little(train):
+    wide = "model.args={width=64}"
+    args = "inner_steps=4, fragments=3"
+    plain = train(args, wide, PROCESSES, rounds=7)
+    coded = train(args, wide, PROCESSES, CHANGES, rounds=7)
+    # Float64: 8 bytes a number, of which 8 bits are sent, and a scale for each 256.
+    first = plain.summary.model.bytes * SITES
+    down = [run.summary.transfer.down.bytes - first for run in (plain, coded)]
+    assert down[1] < 0.14 * down[0]
+    expected, found = (load_file(run.directory.checkpoint(7)) for run in (plain, coded))
+    begun = load_file(plain.directory.checkpoint(0))
+    for name, tensor in expected.items():
+        moved = (tensor - begun[name]).norm()
+        assert (found[name] - tensor).norm() < 0.1 * moved
+
+
+def test_a_site_that_lacks_the_model_before_is_sent_all_bits(train):
+    some = "clients.per_round=2"
+    runs = [train("inner_steps=2", CHANGES, some, *how) for how in ([], [PROCESSES])]
+    assert results(runs[0]) == results(runs[1])
