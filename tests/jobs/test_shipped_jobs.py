@@ -15,10 +15,15 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 
 JOBS = Path(__file__).parents[2] / "jobs"
-# Name and commented lines of each variant that the job file of digits has.
-VARIANTS = re.findall(
-    r"^# (\w+): .*\n((?:# \S+ [={].*\n)+)", (JOBS / "digits" / "job.conf").read_text(), re.MULTILINE
-)
+
+
+def variants_of(job):
+    """Name and commented lines of each variant that a job file has."""
+    text = (JOBS / job / "job.conf").read_text()
+    return re.findall(r"^# (\w+): .*\n((?:# \S+ [={].*\n)+)", text, re.MULTILINE)
+
+
+VARIANTS, OF_DILOCO = variants_of("digits"), variants_of("diloco")
 
 
 @pytest.fixture
@@ -53,16 +58,22 @@ def test_the_variants_of_digits_are_these():
     assert [name for name, _ in VARIANTS] == names.split()
 
 
+def uncommented(job, lines, folder):
+    """A copy of a job in which these lines count."""
+    text = (JOBS / job / "job.conf").read_text()
+    path = folder / job / "job.conf"
+    shutil.copytree(JOBS / job, path.parent)
+    path.write_text(text.replace(lines, lines.replace("# ", "")))
+    return path
+
+
 @first_and_nightly(
     ("name", "lines"), VARIANTS, brief=len(VARIANTS) - 1, ids=[name for name, _ in VARIANTS]
 )
 def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tmp_path):
     if name == "private":
         pytest.importorskip("dp_accounting")
-    text = (JOBS / "digits" / "job.conf").read_text()
-    path = tmp_path / "digits" / "job.conf"
-    shutil.copytree(JOBS / "digits", path.parent)
-    path.write_text(text.replace(lines, lines.replace("# ", "")))
+    path = uncommented("digits", lines, tmp_path)
     few = [] if name == "private" else ["clients.count=2", "train.args.batch_size=64"]
     job = load_job(path, [*INLINE, "rounds=1", "train.args.epochs=1", *few])
     assert name in (job.stages[-1].type, "private", "evaluator")
@@ -76,3 +87,25 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
     if name == "private":
         assert summary.rounds[0].epsilon > 0
         assert "clipping norm" in write_page([directory.path]).read_text()
+
+
+SMALL = ("model.args.width=8", "train.args.rows=1", "workflow.args.inner_steps=3", "rounds=2")
+
+
+def test_the_variants_of_diloco_are_these():
+    assert [name for name, _ in OF_DILOCO] == ["streaming", "averaging", "thin"]
+
+
+@first_and_nightly(
+    ("name", "lines"), [("", ""), *OF_DILOCO], brief=1, ids=["plain", *(n for n, _ in OF_DILOCO)]
+)
+def test_diloco_trains_as_one_loop_however_many_exchanges_it_has(name, lines, tmp_path):
+    path = uncommented("diloco", lines, tmp_path) if name else JOBS / "diloco" / "job.conf"
+    own = ["workflow.args.overlap=1"] if name == "streaming" else []
+    engine = ["engine.type=local"] if name == "thin" else INLINE
+    job = load_job(path, [*engine, *SMALL, *own])
+    directory = RunDirectory.create("diloco", tmp_path / "run")
+    summary = simulate(job, directory)
+    assert (summary.status, list(summary.warnings)) == ("finished", []), summary.error
+    assert [row["loss"] < 6 for row in summary.metrics if "loss" in row] == [True, True]
+    assert summary.best.round == 2  # of the least loss
