@@ -48,6 +48,11 @@ def plain_selection(selection: Selection) -> list[Any]:
     ]
 
 
+def selection_of_plain(plain: Iterable[Any]) -> Selection:
+    """Return a selection of the form that the arguments of an effect have."""
+    return tuple(Part(*each) if isinstance(each, list) else each for each in plain)
+
+
 @lru_cache(maxsize=64)
 def selected_names(
     what: str, selection: Selection, layout: Layout, order: tuple[str, ...]

@@ -51,6 +51,8 @@ class DiskPlan:
         received: Most received models that sites' filters keep in files; each counts as one model.
         site_models: Number of models of single sites that a later workflow scores; each counts as
             one model.
+        replicas: Number of models in the states of sites that train on with a model and an
+            optimizer of their own; each counts as one model.
     """
 
     rounds: int
@@ -61,6 +63,7 @@ class DiskPlan:
     optimizer_state: int = 0
     received: int = 0
     site_models: int = 0
+    replicas: int = 0
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -75,12 +78,14 @@ class DiskPlan:
             "the sum of updates and its successor": 2 * self.partial_sum,
             "models as sites received them": self.received * self.model,
             _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
+            _counted(self.replicas, "model") + " in sites' states": self.replicas * self.model,
         }
         return {what: size for what, size in sizes.items() if size}
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
-        passing = (self.updates + self.received + self.site_models) * self.model
+        passing = self.updates + self.received + self.site_models + self.replicas
+        passing *= self.model
         passing += 2 * self.partial_sum
         return max(0, room - passing) // (self.model + self.optimizer_state)
 

@@ -202,6 +202,9 @@ class ProgramOutline(msgspec.Struct):
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
         moments: Names of the values that its own step of the server keeps for each number.
+        has_replicas: Whether sites train on with a model and an optimizer of their own.
+        parts: For each training of parts of a model: how many sites train, and the tensors that
+            they receive, send and are sent late, in the form of an effect's arguments.
         misfit: Sentence on a key of the job that rules out what it does; empty for none.
         flaw: Why the program could not be run to its end without doing anything; empty if it was.
     """
@@ -214,6 +217,8 @@ class ProgramOutline(msgspec.Struct):
     reads: bool = False
     bodies: list[str] = []
     moments: list[str] = []
+    has_replicas: bool = False
+    parts: list[tuple[int, dict[str, list[Any]]]] = []
     misfit: str = ""
     flaw: str = ""
 

@@ -137,7 +137,19 @@ def plan_disk(
         # Tiny models stay in the workers' memory.
         received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
+        replicas=_replicas(job, programs),
     )
+
+
+def _replicas(job: Job, programs: Sequence[ProgramOutline]) -> int:
+    """Return the number of models in the states of sites that keep a replica of their own.
+
+    A site has its state and the one that it works on. In each are the weights and two moments, and
+    the model as it was received where changes of it travel.
+    """
+    if not any(program.has_replicas for program in programs):
+        return 0
+    return 2 * (3 + job.streaming.codecs.keep_models) * job.clients.count
 
 
 def _bytes_of_changes(job: Job, layout: Layout) -> int:

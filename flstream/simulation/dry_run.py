@@ -17,6 +17,7 @@ from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
 from flstream.job import Job, JobError, Problem
+from flstream.job.bodies import INNER_STEPS
 from flstream.job.checks import workflow_name
 from flstream.job.stage import Stage
 from flstream.runs.run_directory import RunDirectory
@@ -31,11 +32,12 @@ from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.scoring import ScoreResult
-from flstream.server.training import NextResult, TaskCost, TrainResult
+from flstream.server.training import ModelParts, NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
+from flstream.worker.meta import sent_names
 
 _SECONDS = 10.0  # for the program of one workflow, with its imports
 _MOST_EFFECTS = 10_000
@@ -62,6 +64,12 @@ class _DryJournal:
         outline, model = self.outline, None
         result: Any = None
         sites = [] if kind == "next" else arguments.get("sites", [])
+        if kind != "next":
+            trainings = [each for each in arguments.get("updates", []) if isinstance(each, dict)]
+            for each in (arguments, *trainings):
+                outline.has_replicas |= INNER_STEPS in sent_names(each.get("meta") or b"")
+                if parts := {name: each[name] for name in ModelParts._fields if name in each}:
+                    outline.parts.append((len(each["sites"]), parts))
         match kind:
             case "train":  # and no part of a fold
                 outline.reads = True

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -23,6 +23,7 @@ from flstream.job import Job
 from flstream.job.bodies import MAIN
 from flstream.model.joined import joint_layout, zeros_beside
 from flstream.model.layout import Layout
+from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
@@ -188,6 +189,10 @@ def forecast(
     if programs and not programs[0].flaw:
         first = programs[0]
         trained, scored, collected = first.trained, first.scored, first.collected
+    down, up = (trained or scored) * whole.nbytes, (trained + collected) * update_bytes
+    for count, parts in programs[0].parts if programs else ():
+        down += count * _saved(layout, parts, "receive", late="late")
+        up += count * _saved(layout, parts, "send")
     task = None
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
@@ -202,8 +207,8 @@ def forecast(
         tensors=len(layout.tensors),
         mode=job.streaming.mode if chunk_size else "native",
         chunk_size=chunk_size,
-        down_bytes=(trained or scored) * whole.nbytes,
-        up_bytes=(trained + collected) * update_bytes,
+        down_bytes=down,
+        up_bytes=up,
         server_bytes=server,
         worker_bytes=worker,
         total_bytes=imports.shared
@@ -270,6 +275,19 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
             f"{need_text}, {format_bytes(disk)} are free in {folder}",
             f"set checkpoints.keep = {keep}" if keep > 0 else change,
         )
+
+
+def _saved(
+    layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str = ""
+) -> int:
+    """Return by how many bytes a part of a model is more than the whole one; below 0 for fewer."""
+
+    def size(plain: list[Any]) -> int:
+        names = selected_names(what, selection_of_plain(plain), layout, tuple(layout.names))
+        return sum(layout.by_name[name].nbytes for name in names)
+
+    more = size(parts[what]) - layout.nbytes if what in parts else 0
+    return more + (size(parts[late]) if late in parts else 0)
 
 
 def _update_bytes(job: Job, layout: Layout) -> int:
