@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-nvflare-table bench-peers against science digests clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-diloco bench-nvflare-table bench-peers against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -80,6 +80,9 @@ bench-gpt2: $(VENV)/.installed-hf ## Measure jobs/gpt2 at 124M and 774M (10 GiB 
 bench-large: $(VENV)/.installed-hf ## Measure models larger than memory at every site (12 GiB of memory, 30 GiB of disk; ARGS='--only files')
 	$(BIN)/python benchmarks/large.py $(ARGS)
 
+bench-diloco: $(STAMP) ## Measure DiLoCo beside data-parallel training over thin links (90 minutes, resumes; ARGS=--quick for 10)
+	$(BIN)/python benchmarks/diloco.py $(ARGS)
+
 bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sites (20 GiB of memory, 45 GiB of disk; resumes)
 	$(BIN)/python benchmarks/nvflare_table.py $(ARGS)
 
@@ -95,4 +98,4 @@ science: $(STAMP) ## Measure what workflows, rules and privacy are worth, and wr
 	$(BIN)/python benchmarks/science.py --markdown docs/science.md $(ARGS)
 
 clean: ## Remove the virtual environment and caches (runs/ is left alone)
-	rm -rf $(VENV) benchmarks/.nvflare-table $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.diloco benchmarks/.nvflare-table $(PEERS)/.venvs $(PEERS)/.work .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -310,7 +310,9 @@ class _SiteState:
             KeptTensors.of(own, _MOMENTS).write(*split_state(self._optimizer))
         numpy: Any = np.random.get_state()
         name, keys, *place = numpy
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        # Without CUDA in use, there is nothing to keep, and asking would take up its memory.
+        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if has_cuda else []
         generators = (
             random.getstate(),
             (name, keys.tolist(), *place),
