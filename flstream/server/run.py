@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import WorkflowError
-from flstream.model.selection import PART_ORDERS, Part, PartOrder
+from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
 from flstream.server.arguments import check_model, check_name, selection_of
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
@@ -21,7 +21,6 @@ from flstream.server.program_view import (
     Updates,
 )
 from flstream.server.sampling import sample_sites
-from flstream.server.training import ModelParts
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 

@@ -20,6 +20,7 @@ from flstream.job import Job, JobError, Problem
 from flstream.job.bodies import INNER_STEPS
 from flstream.job.checks import workflow_name
 from flstream.job.stage import Stage
+from flstream.model.selection import ModelParts
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collecting import CollectResult
@@ -32,7 +33,7 @@ from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.scoring import ScoreResult
-from flstream.server.training import ModelParts, NextResult, TaskCost, TrainResult
+from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
