@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -26,11 +25,6 @@ Overrides = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 _MOST_CHUNK_BYTES = 1 << 30
-
-
-def job_file(named: Path) -> Path:
-    """Return the path of a job file, from its path or the folder with ``job.conf``."""
-    return named / "job.conf" if os.path.isdir(named) else named
 
 
 def engine_settings(engine: str | None) -> dict[str, str | None]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
+from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
 
@@ -74,7 +74,7 @@ def sweep(
     from flstream.sweep.running import Sweep, SweepProgress
     from flstream.text import brief_names
 
-    path, axes = job_file(job), dict[str, list[str]]()
+    axes = dict[str, list[str]]()
     for text in vary or ():
         key, values = parse_axis(text)
         if key in axes:
@@ -84,7 +84,7 @@ def sweep(
     def job_of(point: Point, rounds: int | None) -> Job:
         varied = [f"{key}={value}" for key, value in point.values.items()]
         settings = {**engine_settings(engine), "seed": point.seed, "rounds": rounds}
-        return load_job(path, [*(overrides or ()), *varied], settings)
+        return load_job(job, [*(overrides or ()), *varied], settings)
 
     whole = Sweep(run_dir, job_of, axes, seeds, prune=prune)
     console = make_console()

@@ -365,7 +365,7 @@ def test_a_path_that_is_no_job_file_is_a_sentence(folder):
     for name, words in [
         ("no.conf", "there is no such job file; did you mean binary.conf?"),
         ("none/here", "there is no such job file; check the path"),
-        (".", "is a folder; give the path of the job file in it"),
+        (".", "job.conf: there is no such job file; did you mean binary.conf?"),
         ("binary.conf", "is not UTF-8 text (byte 7)"),
     ]:
         with pytest.raises(JobError) as caught:
