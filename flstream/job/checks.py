@@ -14,8 +14,8 @@ from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
-    from flstream.job.sections import EvaluateSection, TrainSection
     from flstream.job.stage import Stage
+    from flstream.job.train_section import EvaluateSection, TrainSection
 
 
 def contradictions(job: Job) -> Iterator[Problem]:

@@ -10,24 +10,17 @@ import importlib
 import importlib.util
 import math
 import os
-import re
-import shlex
-import shutil
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecsSection
 from flstream.job.fields import (
     Allowed,
     Bytes,
     ChunkSize,
-    CodeArgs,
     Count,
     CountOrFraction,
     Flag,
@@ -38,11 +31,8 @@ from flstream.job.fields import (
     Section,
     SomePatterns,
     Whole,
-    folder_of,
 )
-from flstream.job.files import Checkpoint, Factory, Modules, ScriptFile, code_name, needs
-from flstream.job.keys import schema_of, words
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
+from flstream.job.files import code_name, needs
 from flstream.job.site_names import GpuGroups, SiteArgs, SiteFactors, SiteNames
 from flstream.job.typed import Sections, TypedSection, short_name
 from flstream.telemetry.events import default_site_names
@@ -153,296 +143,6 @@ class ClientsSection(Section):
         if isinstance(self.per_round, float):
             return max(1, round(self.per_round * self.count))
         return self.count if self.per_round is None else self.per_round
-
-
-_HF_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-
-
-def _hf_place(place: str, info: ValidationInfo) -> str:
-    """Return the absolute path of a folder, or a name of the Hugging Face cache."""
-    folder = Path(os.path.abspath(folder_of(info) / place))
-    if folder.is_dir():
-        return str(folder)
-    if not _HF_NAME.fullmatch(place):
-        raise ValueError(f"there is no folder {folder}")
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError("there is no module transformers; pip install 'flstream[hf]'")
-    return place
-
-
-class BaseSection(Section):
-    """The frozen part of the sites' models, in one file that all processes of a machine map.
-
-    `flare.base_model()` returns it as a module ([how](../large-models.md#one-base-for-all-sites)).
-    `base = "module:callable"` is short for `base { factory = "module:callable" }`.
-    """
-
-    hf: (
-        Annotated[
-            str,
-            AfterValidator(_hf_place),
-            Allowed("a folder of save_pretrained, or a name in the Hugging Face cache"),
-        ]
-        | None
-    ) = None
-    """A folder of pretrained weights, or the name of a model in the local Hugging Face cache.
-
-    Nothing is downloaded. The class is the one that `architectures` of its config.json names.
-    """
-
-    factory: Factory | None = None
-    """The callable that builds the base: `module:callable` or `path/to/file.py:callable`.
-
-    It returns a torch module, or a tuple that begins with one. It is called with its weights when a
-    run starts or resumes, and on torch's meta device by each `flare.base_model()`.
-    """
-
-    args: FreeArgs = Field(default_factory=dict)
-    """Keyword arguments of the base's factory, as written."""
-
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """The dtype of floating-point parameters and saved buffers; null leaves them as they are."""
-
-    _digest: str = PrivateAttr("")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_factory_alone(cls, value: Any) -> Any:
-        return {"factory": value} if isinstance(value, str) else {} if value is None else value
-
-    @model_validator(mode="after")
-    def _has_one_origin(self) -> Self:
-        if self.hf is not None and self.factory is not None:
-            given = f"given with factory = {self.factory}"
-            raise RefusedValueError(Problem("hf", given, "left out, or else the factory"))
-        if self.args and self.factory is None:
-            allowed = "left out without model.base.factory"
-            raise RefusedValueError(Problem("args", "given", allowed))
-        if self.dtype is not None and not self.is_on:
-            allowed = "left out without model.base.hf or model.base.factory"
-            raise RefusedValueError(Problem("dtype", "given", allowed))
-        return self
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a base."""
-        return self.hf is not None or self.factory is not None
-
-    @property
-    def digest(self) -> str:
-        """Digest of the built base, which names its file; empty before."""
-        return self._digest
-
-    def built(self, digest: str) -> Self:
-        """Return the section of a base that is built; the digest is no key."""
-        section = self.model_copy()
-        section._digest = digest
-        return section
-
-
-class ModelSection(Section):
-    """Source of the initial weights: a factory, a file, or both.
-
-    Where both are given, the factory gives names, ties and dtypes, and the file the values.
-    """
-
-    factory: Factory | None = None
-    """The callable that builds the model: `module:callable` or `path/to/file.py:callable`.
-
-    The module is a .py file beside the job file, or an installed one. It returns a torch module, a
-    dict of tensors, a body that is made by ranges (a source), or a tuple that begins with one.
-    """
-
-    args: FreeArgs = Field(default_factory=dict)
-    """Keyword arguments of the factory, as written."""
-
-    initial: Checkpoint | None = None
-    """A file with the initial weights; null takes those the factory builds.
-
-    The index of a sharded checkpoint is a .json file. Files of torch are loaded as weights only. A
-    name that is tied to others in the model may be in the file under any of them.
-    """
-
-    strict: Flag = True
-    """Whether the file must have the factory's tensors, and values that their dtypes hold.
-
-    False keeps what the factory made for tensors that the file lacks or has in another shape, such
-    as a new head; leaves out those that the model lacks; and rounds values to the model's dtypes.
-    """
-
-    build: Literal["auto", "whole", "by_module"] = "auto"
-    """How the factory's model is built.
-
-    `auto` records what the factory does, and then computes and writes tensor by tensor, to the same
-    bits as in memory; where that is not possible, `flstream validate` says why, and the model is
-    built whole. `whole` has all of it in memory. `by_module` builds the modules on torch's meta
-    device and initialises them one by one, each with a seed of its own: these are other values.
-    """
-
-    base: BaseSection = BaseSection()
-
-    @model_validator(mode="after")
-    def _has_weights(self) -> Self:
-        if self.factory is None and self.initial is None:
-            allowed = f"{words(schema_of(Factory))}, unless model.initial is given"
-            raise RefusedValueError(Problem("factory", MISSING, allowed))
-        return self
-
-
-def _command(text: str, info: ValidationInfo) -> str:
-    """Return a command whose first word is an existing program, with its full path."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise must_be("quoted as on a shell", str(error)) from error
-    if not words:
-        raise ValueError("")  # the words of the type say all
-    first, *others = words
-    if "/" in first:
-        path = os.path.abspath(folder_of(info) / first)
-        if not os.access(path, os.X_OK) or os.path.isdir(path):
-            raise ValueError(f"there is no program {path}")
-        return text if path == first else shlex.join([path, *others])
-    if _program_path(first) is None:
-        where = f"{Path(sys.executable).parent} or on PATH"
-        raise ValueError(f"there is no program {first} in {where}; install it")
-    return text
-
-
-def _program_path(name: str) -> str | None:
-    """Return the path of a program, first of this interpreter's environment."""
-    if name in ("python", "python3"):
-        return sys.executable
-    if "/" in name:
-        return name
-    return shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
-
-
-_CommandLine = Annotated[
-    str,
-    AfterValidator(_command),
-    Allowed("a launcher and its options, such as torchrun --nproc_per_node=2"),
-]
-
-
-class TrainSection(Section):
-    """Training code of the clients: a script or a learner."""
-
-    script: ScriptFile | None = None
-    """The training script that each client runs.
-
-    It asks for tasks in a loop. Where clients share processes, it is run anew for each task.
-    """
-
-    learner: Annotated[str, *code_name("Class")] | None = None
-    """The class with methods train and evaluate: `module:Class` or `path/to/file.py:Class`.
-
-    There is one object of it a process, which may work for many clients. The module is a .py file
-    beside the job file, or an installed one.
-    """
-
-    command: _CommandLine | None = None
-    """The launcher that starts the script's processes, such as `torchrun --nproc_per_node=2`.
-
-    Null runs the script in the site's own process. Rank 0 has the tasks and the model, and the
-    other ranks follow it. python and python3 are the interpreter that runs flstream, and other
-    programs are looked for beside it first. Each client needs a process of its own.
-    """
-
-    args: CodeArgs = Field(default_factory=dict)
-    """Arguments of the script, as `--key value`, or keyword arguments of the learner.
-
-    For a script, true gives `--key` alone, false and null give nothing, and a list gives
-    `--key a b`. They may also be one text, as on a shell: `"--lr 0.1 --verbose"`.
-    """
-
-    alias: Literal["nvflare"] | None = None
-    """The other framework whose names the training code may import; null is none.
-
-    With nvflare, `import nvflare.client as flare`, its tracking and the constants that scripts
-    import lead to flstream, whether or not nvflare is installed.
-    """
-
-    preload: Modules = Field(default_factory=list)
-    """Libraries that are imported once, before the clients' processes are forked.
-
-    What the training code imports from them, anywhere, is imported too: with `[transformers, trl]`
-    each client saves seconds, and hundreds of MiB are in memory once. A library that starts threads
-    when it is imported is refused. numpy, pandas, PIL, scipy and sklearn need not be named.
-    """
-
-    exchange_format: Literal["pytorch", "numpy"] = "pytorch"
-    """What the script receives: pytorch tensors or numpy arrays.
-
-    It decides which of the two chunk sizes applies on the way to the client.
-    """
-
-    optimizer_state: OptimizerState | None = None
-    """What a client's optimizer begins a training with: a new state (reset), or an earlier one.
-
-    local is the last one of the client, which keeps it in its own files; each workflow begins with
-    a new one. It is for code that calls restore_optimizer, and for trainers of Lightning and
-    Hugging Face that are patched; null leaves it to them (restore_state), and restore_optimizer
-    restores the client's own.
-    """
-
-    @model_validator(mode="after")
-    def _has_code(self) -> Self:
-        if self.script is None and self.learner is None:
-            allowed = f"{words(schema_of(ScriptFile))}, unless train.learner is given"
-            raise RefusedValueError(Problem("script", MISSING, allowed))
-        return self
-
-    @property
-    def command_words(self) -> list[str] | None:
-        """Words of the command, with the path of its program (its name if there is none)."""
-        if self.command is None:
-            return None
-        first, *others = shlex.split(self.command)
-        return [_program_path(first) or first, *others]
-
-    @property
-    def source(self) -> Path | None:
-        """Path of the training code's file; None for the learner of an installed module."""
-        return _source(self.script, self.learner)
-
-
-CODE_KEYS = ("script", "learner", "args")
-"""Keys of a section that names code of the client API."""
-
-
-class EvaluateSection(Section):
-    """Scoring of the global models: at the sites, or centrally, on data that no site has."""
-
-    at: Literal["sites", "server"] = "sites"
-    """Who scores the models that are due (`workflow.args.evaluate_every`): sites, or the server.
-
-    server: a process of its own on the server's machine, the evaluator, runs the script or the
-    learner of this section. Its metrics decide the best model, stop_when and patience. Sites are
-    sent no evaluations, unless workflow.args.evaluate = task; what they score, also with their
-    updates, is in summary.json as `site_metrics`.
-    """
-
-    script: ScriptFile | None = None
-    """The script of the evaluator: a training script's loop that sends metrics and no weights."""
-
-    learner: Annotated[str, *code_name("Class")] | None = None
-    """The class with a method evaluate: `module:Class` or `path/to/file.py:Class`."""
-
-    args: CodeArgs = Field(default_factory=dict)
-    """Arguments of the script, as `--key value`, or keyword arguments of the learner."""
-
-    @property
-    def source(self) -> Path | None:
-        """Path of the code's file; None without one, as for the learner of an installed module."""
-        return _source(self.script, self.learner)
-
-
-def _source(script: Path | None, learner: str | None) -> Path | None:
-    if learner is None:
-        return script
-    where = learner.rpartition(":")[0]
-    return Path(where) if where.endswith(".py") else None
 
 
 class Method(NamedTuple):
