@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from journal_support import results, run_started
 
 from flstream.runs.history import History
-from flstream.runs.journal import Journal, read_history, read_journal
+from flstream.runs.journal import read_history, read_journal
 from flstream.runs.summary import summarize
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
@@ -207,17 +207,6 @@ def test_a_run_cut_off_in_mid_round_has_the_model_that_it_made_last(tmp_path, jo
     summary = summarize(history)
     assert (summary.rounds_completed, summary.model.digest) == (1, "model-2-0")
     assert [each.round for each in summary.rounds] == [1]
-
-
-def test_a_tolerant_reader_passes_over_damaged_lines_and_counts_them(tmp_path):
-    path = tmp_path / "events.jsonl"
-    lines = encode_lines(a_run()).splitlines()
-    path.write_bytes(b"\n".join([*lines[:5], b"{", b'{"kind":"later"}', *lines[5:]]) + b"\n")
-    journal, history = Journal(path, tolerant=True), History()
-    for event in journal:
-        history.apply(event)
-    assert (journal.damaged, journal.gaps) == (2, 0)
-    assert summarize(history) == summarize(folded(a_run()))
 
 
 def test_the_best_round_is_by_the_metric_that_the_run_began_with():
