@@ -21,7 +21,18 @@ Overrides = Annotated[
         help="Override a key of the job file, such as clients.count=4. May be repeated.",
     ),
 ]
-
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENGINE",
+        help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
+        "ray or ray:HOST:PORT, on the nodes of a Ray cluster. The same as "
+        "--set engine.type=ENGINE.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, and nothing else on stdout.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 _MOST_CHUNK_BYTES = 1 << 30

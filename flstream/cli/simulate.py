@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings
+from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.telemetry import MEMORY_GROUP
 
@@ -53,15 +53,7 @@ def simulate(
             help="With --resume, go back to the end of round K, and do again what came after it.",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
-            "ray or ray:HOST:PORT, on the nodes of a Ray cluster. The same as "
-            "--set engine.type=ENGINE.",
-        ),
-    ] = None,
+    engine: Engine = None,
     pdb: Annotated[
         bool,
         typer.Option(
@@ -70,10 +62,7 @@ def simulate(
             "exception. The same as --set engine.pdb=true.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
-    ] = False,
+    as_json: AsJson = False,
     memory_limit: Annotated[
         str | None,
         typer.Option(

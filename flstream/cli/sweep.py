@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings
+from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
 
@@ -47,14 +47,8 @@ def sweep(
             show_default="runs/<job>-sweep",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="ENGINE", help="As for simulate: local, inline, or ray[:HOST:PORT]."),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print table.json as one JSON document, and nothing else."),
-    ] = False,
+    engine: Engine = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a job with each combination of settings and seeds, and compare the results.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import Overrides, engine_settings
+from flstream.cli.options import AsJson, Engine, Overrides, engine_settings
 from flstream.cli.status import DONE, FAILED
 
 
@@ -25,17 +25,8 @@ def validate(
             show_default="runs",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Where workers would run, as for flstream simulate: what fits where.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the plan as one JSON document, and nothing else."),
-    ] = False,
+    engine: Engine = None,
+    as_json: AsJson = False,
     schema: Annotated[
         bool,
         typer.Option("--schema", help="Print the JSON schema of job files, which editors use."),
