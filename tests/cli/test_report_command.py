@@ -70,15 +70,6 @@ def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(flstrea
     assert "page.html cannot be written: No such file or directory" in done.stderr
 
 
-def test_a_folder_of_runs_gets_an_index(flstream_here, tmp_path):
-    (tmp_path / "runs").mkdir()
-    a_run(tmp_path / "runs" / "one")
-    done = flstream_here("report", "runs")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "runs/index.html\n", "")
-    assert 'href="one/report.html"' in (tmp_path / "runs" / "index.html").read_text()
-    assert (tmp_path / "runs" / "one" / "report.html").exists()
-
-
 def test_a_folder_of_runs_is_compared_by_a_key_and_shows_nothing_of_hidden_folders(
     flstream_here, tmp_path
 ):

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import tempfile
 from functools import reduce
 from pathlib import Path
@@ -353,12 +351,3 @@ def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, 
             path.write_text(f"value = {render_value(written)}", encoding="utf-8")
             reduce(dict.__getitem__, sections, values)[name] = read_hocon(path).values["value"]
             assert make_job(values, Path("/nowhere"), "values") == job, key
-
-
-def test_loading_a_job_imports_no_torch_and_no_numpy(write):
-    code = (
-        "import sys; from flstream.job import load_job; load_job(sys.argv[1]);"
-        "print(*{'torch', 'numpy', 'rich', 'typer'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code, str(write())]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_support import results, run_started
+from journal_support import evaluated, results, round_finished, run_started
 
 from flstream.runs.history import History
 from flstream.runs.journal import read_history, read_journal
@@ -16,7 +16,6 @@ from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
     EffectDone,
-    Evaluated,
     ModelReady,
     ModelRecord,
     RoundFinished,
@@ -47,18 +46,9 @@ def effect(number: int, round_number: int, model: ModelRecord | None = None) -> 
     )  # fmt: skip
 
 
-def evaluated(round_number: int, accuracy: float) -> Evaluated:
-    metrics = {"accuracy": accuracy}
-    down = Transfer(7, 1, 1)
-    return Evaluated(round=round_number, metrics=metrics, seconds=0.25, down=down, version=1)
-
-
 def finished(number: int, digest: str) -> RoundFinished:
-    return RoundFinished(
-        round=number, digest=digest, download=1.0, train=2.0, upload_and_fold=3.0, checkpoint=4.0,
-        weights={"site-1": 1.0, "site-2": number}, metrics={"loss": 1 / number},
-        down=Transfer(10, 1, 1), up=Transfer(20, 1, 1),
-    )  # fmt: skip
+    weights, metrics = {"site-1": 1.0, "site-2": number}, {"loss": 1 / number}
+    return round_finished(number, digest=digest, weights=weights, metrics=metrics)
 
 
 def a_round(number: int) -> list[AnyEvent]:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from journal_support import folded, run_started
+from journal_support import evaluated, folded, round_finished, run_started
 
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
-    Evaluated,
     ModelReady,
     ProcessReady,
     RoundFinished,
@@ -20,7 +19,6 @@ from flstream.telemetry.events import (
     RunResumed,
     SiteLog,
     SiteUpdate,
-    Transfer,
     encode_lines,
 )
 from flstream.tracking.feed import TrackerFeed
@@ -98,16 +96,10 @@ def started() -> list[AnyEvent]:
 
 
 def finished(number: int, time: float = 0.0) -> RoundFinished:
-    return RoundFinished(
-        time=BEGAN + time, round=number, digest=f"digest {number}", download=1.0, train=2.0,
-        upload_and_fold=3.0, checkpoint=4.0, weights={"site-1": 1.0}, metrics={"loss": 0.5},
-        down=Transfer(bytes=10), up=Transfer(bytes=20),
-    )  # fmt: skip
+    return round_finished(number, time=BEGAN + time)
 
 
-EVALUATED = Evaluated(
-    round=1, metrics={"accuracy": 0.75}, seconds=0.5, down=Transfer(bytes=30), version=1
-)
+EVALUATED = evaluated(1, 0.75)
 
 
 def logged(value: float, number: int, site: str = "site-1", **more: object) -> SiteLog:
@@ -134,7 +126,7 @@ def test_a_run_is_told_of_as_it_goes_on(fed):
     fed.tell(folded(1), EVALUATED, finished(1))
     found = {name: value for source, name, step, value in fed.tracker.points if source == "global"}
     assert found == {
-        "accuracy": 0.75, "seconds/evaluate": 0.5, "bytes/evaluate": 30.0, "train/loss": 0.5,
+        "accuracy": 0.75, "seconds/evaluate": 0.25, "bytes/evaluate": 7.0, "train/loss": 0.5,
         "seconds/download": 1.0, "seconds/train": 2.0, "seconds/upload_and_fold": 3.0,
         "seconds/checkpoint": 4.0, "bytes/down": 10.0, "bytes/up": 20.0,
     }  # fmt: skip
