@@ -62,7 +62,8 @@ def load_job(
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
     parsed, mistaken = _parsed(overrides)
-    parsed += [(key, value) for key, value in (settings or {}).items() if value is not None]
+    own = {key: value for key, value in (settings or {}).items() if value is not None}
+    parsed += own.items()
     hocon = read_hocon(path, parsed)
     problems = [*hocon.problems, *mistaken]
     try:
@@ -75,9 +76,7 @@ def load_job(
             raise JobError(path, [Problem("", what)]) from None
         mistaken_keys = [problem.key for problem in error.problems]
         texts = {text.partition("=")[0].strip(): text.strip() for text in overrides}
-        texts |= {
-            key: f"{key}={value}" for key, value in (settings or {}).items() if value is not None
-        }
+        texts |= {key: f"{key}={value}" for key, value in own.items()}
         given = [
             shortened(text, _MOST_SHOWN)
             for key, text in texts.items()
