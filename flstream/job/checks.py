@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flstream.job.aggregation_section import METHODS
 from flstream.job.conditions import read_condition
 from flstream.job.keys import WORKFLOW
 from flstream.job.problems import MISSING, Problem, given_clause
-from flstream.job.sections import EPSILON, METHODS, RUN
+from flstream.job.sections import EPSILON, RUN
 from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:

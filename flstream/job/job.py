@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from flstream.job.aggregation_section import AggregationSection, ServerOptimizerSection
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
@@ -28,12 +29,10 @@ from flstream.job.model_section import BaseSection, ModelSection
 from flstream.job.network_section import NetworkSection
 from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
-    AggregationSection,
     CheckpointsSection,
     ClientsSection,
     EngineSection,
     PrivacySection,
-    ServerOptimizerSection,
     StreamingSection,
     TrackingSection,
 )
