@@ -92,7 +92,7 @@ def simulate(
     try:
         with _memory_group() as is_in_group, closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
-            text, path = "", job / "job.conf" if job.is_dir() else job
+            text, path = "", job / "job.conf" if os.path.isdir(job) else job
             with suppress(OSError), path.open(errors="replace") as file:
                 text = file.read(_MOST_READ)
             words = " ".join([engine or "", *(overrides or ()), text])
