@@ -73,8 +73,8 @@ class BaseSection(Section):
     @model_validator(mode="after")
     def _has_one_origin(self) -> Self:
         if self.hf is not None and self.factory is not None:
-            given = f"given with factory = {self.factory}"
-            raise RefusedValueError(Problem("hf", given, "left out, or else the factory"))
+            state = f"given with factory = {self.factory}"
+            raise RefusedValueError(Problem("hf", state, "left out, or else the factory"))
         if self.args and self.factory is None:
             allowed = "left out without model.base.factory"
             raise RefusedValueError(Problem("args", "given", allowed))
