@@ -11,9 +11,9 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
+from flstream.job.aggregation_section import METHODS, AggregationSection, is_own
 from flstream.job.bodies import MAIN
 from flstream.job.code import find
-from flstream.job.sections import METHODS, AggregationSection, is_own
 from flstream.model.dtypes import FLOATS
 from flstream.model.joined import body_of, own_name
 from flstream.model.layout import Layout

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flstream.client.seeding import kept_generators
 from flstream.errors import ClientError, ModelError
 from flstream.job.code import make
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.shared_base import SharedBase
 
 if TYPE_CHECKING:

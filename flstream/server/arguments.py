@@ -10,8 +10,8 @@ from typing import Any
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
+from flstream.job.aggregation_section import METHODS
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
-from flstream.job.sections import METHODS
 from flstream.model.selection import Part, Selection
 from flstream.server.program_view import Model, SiteModel, Update
 from flstream.server.updates_to_fold import UpdatesToFold

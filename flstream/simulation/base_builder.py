@@ -28,7 +28,7 @@ from flstream.errors import (
 )
 from flstream.job import Job
 from flstream.job.code import raised
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.checkpoint import FileSource, open_blob
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout

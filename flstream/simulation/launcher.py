@@ -16,7 +16,8 @@ from msgspec import UNSET
 from flstream.engines.processes import FORK_SERVER, Process, ProcessHost
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.job.values import settings_of
+from flstream.job.keys import leaves
+from flstream.job.values import render_value
 from flstream.runs.history import History, run_started
 from flstream.runs.job_match import render_files
 from flstream.runs.run_directory import RunDirectory
@@ -230,7 +231,7 @@ class _Follower:
         if not self._history.facts.job:  # no server came as far as to say what the run is
             self._history.facts = run_started(job)
         summary, peaks = summarize(self._history), self._sampler.peaks()
-        summary.settings = settings_of(job.written())
+        summary.settings = {key: render_value(it) for key, it in leaves(job.written())}
         processes = self._history.facts.processes
         summary.memory = MemorySummary(
             peaks.get(SERVER, ProcessMemory()),

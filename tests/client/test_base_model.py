@@ -17,7 +17,7 @@ from flstream.client.seeding import seed_everything
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ClientError, ModelError, UsageError
 from flstream.job import JobError
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.shared_base import SharedBase, base_file, bases_folder, held_tensors, write_base
 from flstream.simulation.probe import check_job
 

@@ -91,7 +91,7 @@ def mistakes_are_named(folder):
 
     from flstream.client.base import described
     from flstream.errors import ModelError
-    from flstream.job.sections import BaseSection
+    from flstream.job.model_section import BaseSection
     from flstream.simulation.base_builder import _whole
 
     write_llama(folder)

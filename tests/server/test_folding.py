@@ -11,8 +11,8 @@ from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
+from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.job.bodies import MAIN
-from flstream.job.sections import ServerOptimizerSection
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.runs.model_draft import model_draft
