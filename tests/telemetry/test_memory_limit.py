@@ -5,14 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from flstream.errors import UsageError
-from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry import MEMORY_GROUP, limit_kills
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.telemetry.memory_limit import (
-    killed_at_limit,
     limited,
     present,
     remove_leftovers,
@@ -90,6 +91,14 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.delenv(MEMORY_GROUP, raising=False)
     # The kernel's files go with their folder.
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    new_folder = tempfile.mkdtemp
+
+    def new_group(prefix, dir):
+        path = new_folder(prefix=prefix, dir=dir)
+        Path(path, "memory.oom_control").touch()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", new_group)
     return Kernel(tmp_path)
 
 
@@ -138,25 +147,68 @@ def test_without_the_controller_of_version_2_a_group_is_of_version_1(kernel, roo
     assert groups_in(home) == []
 
 
+def shortage(path: Path) -> None:
+    """Tell a process that a group of version 1 is out of memory."""
+    os.eventfd_write(int((path / "cgroup.event_control").read_text().split()[0]), 1)
+
+
 def test_a_kill_is_told_once_and_only_if_the_limit_was_the_reason(kernel):
     home = kernel.with_v1("/")
     with limited(LIMIT, kernel.proc):
         [path] = groups_in(home)
-        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT - 4096))
         events = path / "memory.oom_control"
-        events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
-        assert killed_at_limit() == ""
         events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-        sentence = killed_at_limit(", or wait")
+        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT - 4096))
+        kills = LimitKills()
+        assert kills.clause() == ""
+        events.write_text("oom_kill 2\n")  # by the machine, which is out of memory
+        assert kills.clause() == ""
+        shortage(path)
+        later = LimitKills()
+        sentence = kills.clause(", or wait")
         assert "reached memory_limit = 64 GiB; raise it" in sentence
         assert sentence.endswith(", or wait")
-        assert killed_at_limit() == ""
-    with limited(LIMIT, kernel.proc):
-        [path] = groups_in(home)
-        # By the machine, or by a group around this one.
-        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT >> 1))
-        (path / "memory.oom_control").write_text("oom_kill 1\n")
-        assert killed_at_limit() == ""
+        assert kills.clause() == later.clause() == ""
+    with limited(LIMIT, kernel.proc) as group:
+        kills = LimitKills()
+        (group.path / "memory.max_usage_in_bytes").write_text(str(LIMIT >> 1))
+        shortage(group.path)  # of a group around this one
+        (group.path / "memory.oom_control").write_text("oom_kill 1\n")
+        assert kills.clause() == ""
+
+
+def test_kills_of_two_processes_in_version_2_are_told_to_each_and_old_ones_to_none(kernel):
+    home = kernel.with_v2("/app.slice/shell.scope", "memory")
+    with limited(LIMIT, kernel.proc) as group:
+        events = group.path / "memory.events"
+        events.write_text("low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\n")
+        first, second = LimitKills(), LimitKills()
+        events.write_text("max 9\noom 0\noom_kill 1\n")  # by the machine
+        assert first.clause() == ""
+        events.write_text("max 9\noom 2\noom_kill 2\n")
+        assert first.clause() != "" != second.clause()
+        events.write_text("max 9\noom 3\noom_kill 3\n")  # of a process that nobody asks about
+        first.renew()
+        assert first.clause() == ""
+    assert groups_in(home.parent) == []
+
+
+def test_a_launcher_forgets_kills_that_sites_have_survived(kernel, monkeypatch):
+    kernel.with_v2("/app.slice/shell.scope", "memory")
+    now = [100.0]
+    monkeypatch.setattr(limit_kills, "monotonic", now.pop)
+    with limited(LIMIT, kernel.proc) as group:
+        kills = LimitKills()
+        (group.path / "memory.events").write_text("oom 1\noom_kill 1\n")
+        for seconds in (101.0, 106.0):
+            now[:] = [seconds, seconds]
+            kills.forget_old()
+        assert kills.clause() != ""  # it may have been a moment ago
+        (group.path / "memory.events").write_text("oom 2\noom_kill 2\n")
+        for seconds in (112.0, 118.0):
+            now[:] = [seconds, seconds]
+            kills.forget_old()
+        assert kills.clause() == ""
 
 
 def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, monkeypatch):
@@ -202,7 +254,7 @@ def test_without_control_groups_there_is_nothing_to_remove_and_no_group_is_made(
 def test_a_variable_that_flstream_has_not_set_is_no_group(kernel, monkeypatch, variable):
     monkeypatch.setenv(MEMORY_GROUP, variable)
     assert present() is None
-    assert killed_at_limit() == ""
+    assert LimitKills().clause() == ""
     with restarted(kernel.proc) as is_own:
         assert not is_own
 
