@@ -197,8 +197,10 @@ def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
         part._buffers[name] = buffer
 
 
-def base_bytes(section: BaseSection | None) -> int:
-    """Return the bytes that a base will have, without building it; 0 without one.
+def base_bytes(section: BaseSection | None) -> tuple[int, int]:
+    """Return the bytes of a base and of its module in the builder; 0 without one.
+
+    It is not built.
 
     Raises:
         ModelError: It cannot be built.
@@ -206,14 +208,20 @@ def base_bytes(section: BaseSection | None) -> int:
     import torch
 
     if section is None:
-        return 0
+        return 0, 0
     module: Any = meta_module(section, described(section))
+    before = 0 if section.hf is not None else _held_bytes(module)  # which is loaded as it will be
     own = None if section.hf is None else module.config.dtype
     _cast(module, own if section.dtype is None else getattr(torch, section.dtype))
-    sizes = {
+    size = _held_bytes(module)
+    return size, max(before, size)
+
+
+def _held_bytes(module: torch.nn.Module) -> int:
+    storages = {
         tensor.untyped_storage()._cdata: tensor.nbytes for _, tensor, _ in held_tensors(module)
     }
-    return sum(sizes.values())
+    return sum(storages.values())
 
 
 def _key(section: BaseSection, seed: int) -> str:

@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -19,6 +20,7 @@ from flstream.errors import ClientError, ModelError, UsageError
 from flstream.job import JobError
 from flstream.job.sections import BaseSection
 from flstream.model.shared_base import SharedBase, base_file, bases_folder, held_tensors, write_base
+from flstream.simulation.forecast import Available, lacks
 from flstream.simulation.probe import check_job
 
 # Sizes are no multiples of 64 bytes; a weight is tied; a buffer and an attribute are in no state.
@@ -246,14 +248,17 @@ def test_validate_says_its_size_and_builds_none(jobs, bases):
     job = jobs.make(script(), BASE, model=MODEL)
     probe, need = check_job(job, jobs.folder / "job.conf")
     assert probe.layout.names == ["adapter.weight"]
-    assert need.base_bytes == probe.base_bytes == SIZE
+    assert probe.base_bytes == (SIZE, SIZE)
+    assert need.base_bytes == need.base_builder_bytes == SIZE
+    room = Available(need.building_bytes - 1, None, jobs.folder)
+    [lack] = lacks(job, probe.layout, replace(need, total_bytes=need.building_bytes), room)
+    assert "parallel" not in lack.change
     assert not bases.exists()
     assert built(jobs.folder) == 0
     half = jobs.make(script(), "model.base={factory=model:base, dtype=bfloat16}", model=MODEL)
-    assert (
-        check_job(half, jobs.folder / "job.conf")[1].base_bytes
-        == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
-    )
+    need = check_job(half, jobs.folder / "job.conf")[1]
+    assert need.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
+    assert need.base_builder_bytes == SIZE  # before it is cast
 
 
 def test_a_base_of_another_dtype_keeps_buffers_of_no_state_and_draws_no_number(
