@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,8 @@ def build_for_node(job: Job, log: Path) -> None:
 
 
 def _ready(digest: str, layout: Layout) -> BaseReady:
+    with suppress(OSError):  # another user's file
+        os.utime(base_file(digest))  # by which people find those that no run uses any more
     sizes = [spec.nbytes for spec in layout.tensors if not spec.name.startswith(PADDING)]
     return BaseReady(digest=digest, bytes=sum(sizes), tensors=len(sizes))
 

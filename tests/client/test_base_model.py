@@ -1,5 +1,6 @@
 """One base for all sites: same bits as one of each site's own, built once, and never written to."""
 
+import os
 import re
 import shutil
 import sys
@@ -229,6 +230,9 @@ def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs_of_their_own
     more = jobs.go_on(run, script(), BASE, QUIET, model=MODEL)
     assert more.summary.status == "finished", more.summary.error
     assert [path.name for path in bases.iterdir() if path.suffix != ".lock"] == [file.name]
+    os.utime(file, (0, 0))
+    jobs.go_on(run, script(), BASE, QUIET, "rounds=3", model=MODEL)
+    assert file.stat().st_mtime > 0  # so that it is not deleted as one that no run uses
 
 
 def test_two_runs_at_once_share_one_file(jobs_of_their_own, bases):
