@@ -361,6 +361,11 @@ def _delegate(parent: Path, home: Path) -> None:
         own_limit = home / _V2.limit
         if own_limit.exists() and own_limit.read_text().strip() != "max":
             raise OSError(f"{home} has a limit of its own, which a group beside it would evade")
+        # systemd removes a scope without processes, and there would be no way back. Its own group
+        # is one that nobody comes back from.
+        pids = (home / "cgroup.procs").read_text().split()
+        if home.suffix == ".scope" and pids == [str(os.getpid())]:
+            raise OSError(f"{home} has no other process, so systemd would end it")
     elif "memory" not in (parent / "cgroup.subtree_control").read_text().split():
         (parent / "cgroup.subtree_control").write_text("+memory")
 

@@ -72,6 +72,7 @@ class Kernel:
         own.mkdir(parents=True)
         (own / "cgroup.controllers").write_text(controllers)
         (own / "cgroup.subtree_control").write_text("")
+        (own / "cgroup.procs").write_text(f"{os.getppid()}\n{os.getpid()}\n")
         self.groups.append(f"0::{group}")
         self.mounts.append(V2_MOUNT.format(root=root, point=self.v2))
         self.mount()
@@ -225,6 +226,27 @@ def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, mon
         pass
 
 
+def test_a_scope_of_this_process_alone_is_not_left_for_a_group_beside_it(kernel):
+    home = kernel.with_v2("/app.slice/run-1.scope", "memory")
+    (home / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    with pytest.raises(UsageError) as refused, limited(LIMIT, kernel.proc):
+        pass
+    assert "run-1.scope has no other process, so systemd would end it" in str(refused.value)
+    service = kernel.with_v2("/app.slice/run-2.service", "memory")  # which has a main process
+    kernel.groups[:] = kernel.groups[1:]
+    kernel.mount()
+    (service / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    with limited(LIMIT, kernel.proc):
+        assert len(groups_in(service.parent)) == 1
+
+
+def test_a_limited_run_alone_in_its_scope_begins_anew_in_one_of_systemd(kernel, tmp_path):
+    scope = kernel.with_v2("/user.slice/run-1.scope", "memory")
+    done = run_program(kernel, tmp_path, scope, "true")
+    assert done.stdout.splitlines() == [f"True {4 << 30} True an argument", "False"], done.stderr
+    assert groups_in(scope.parent) == []
+
+
 def test_groups_without_processes_are_removed_and_others_stay(kernel, monkeypatch):
     home = kernel.with_v1("/")
     for name in ("flstream-a", "flstream-b", "other"):
@@ -313,8 +335,9 @@ def run_program(kernel, folder, scope, policy, text=SYSTEMD_RUN):
         else text.format(log=log, policy=policy, scope=scope)
     )
     systemd_run.chmod(0o755)
+    words = [sys.executable, program, kernel.proc, "an argument"]
     return subprocess.run(
-        [sys.executable, program, kernel.proc, "an argument"],
+        ["sh", "-c", f'echo $$ > {scope}/cgroup.procs; exec "$@"', "", *words],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
