@@ -30,6 +30,8 @@ _IS_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
 # Arguments of operations that also write tensors which their schema does not name as written, such
 # as a batch norm's running mean, or that compute otherwise where a gradient is wanted.
 _REFUSED = frozenset(("running_mean", "running_var", "train", "training", "hx"))
+# On the CPU, the vectors that are their last results lie by columns; on the meta device, by rows.
+_BY_COLUMNS = torch.ops.aten._linalg_svd.default, torch.ops.aten.linalg_eig.default
 # They write each element of their first argument, and read none of it.
 _FILLING = frozenset(
     "aten::" + name
@@ -347,7 +349,12 @@ def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotRecordedError(f"{func} makes a tensor on the device {device}")
     if device is not None or (not has_tensors and "device" in _arguments(func)):
         kwargs["device"] = torch.device("meta")
-    return func(*args, **kwargs)
+    results = func(*args, **kwargs)
+    if func in _BY_COLUMNS and results[-1].dim() > 1:
+        *others, last = results
+        columns = torch.empty_like(last.mT, memory_format=torch.contiguous_format).mT
+        results = *others, columns
+    return results
 
 
 def _as_meta(value: Any) -> Any:

@@ -248,6 +248,18 @@ def zeros():
     return Zeros(), "a tokenizer"
 
 
+def decomposed():
+    layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((12, 9), (9, 12), (12, 12), (12, 1)))
+    for layer in layers:
+        for full in (True, False):
+            left, values, right = torch.linalg.svd(layer.weight.data, full_matrices=full)
+            layer.weight.data = left[:, : len(values)] @ torch.diag(values) @ right[: len(values)]
+    roots, vectors = torch.linalg.eig(layers[2].weight.data)
+    left, values, right = torch.svd_lowrank(layers[0].weight.data, 3)
+    low = {"left": left, "right": right.T.contiguous()}
+    return {**layers.state_dict(), "roots": roots.real, "vectors": vectors.imag.clone(), **low}
+
+
 def unset():
     model = linears()
     model.scale = nn.Parameter(torch.ones(3))
