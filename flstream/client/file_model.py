@@ -43,6 +43,11 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
 
     def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor of the same dtype and shape to its place in the file."""
+        if not hasattr(tensor, "dtype"):
+            raise ClientError(
+                f"tensor {name!r} of {self._path} was assigned a {type(tensor).__name__}; assign a "
+                "tensor of the same dtype and shape"
+            )
         spec, memory, scratch = self._spec(name), MemoryBody.of({name: tensor}), Scratch()
         given = memory.layout.by_name[name]
         if (given.dtype, given.shape) != (spec.dtype, spec.shape):

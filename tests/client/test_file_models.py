@@ -250,6 +250,8 @@ def test_edit_reads_copies_and_writes_what_is_assigned(path):
         (lambda tensors: tensors.__setitem__("x", torch.ones(1)), "whose names are fixed"),
         (lambda tensors: tensors.pop("w"), "tensor 'w' stays in"),
         (lambda tensors: tensors.__setitem__("w", torch.ones(3, 2)), "of shape [2, 3], and was"),
+        (lambda tensors: tensors.__setitem__("w", 3.0), "'w' of"),
+        (lambda tensors: tensors.__setitem__("w", [[1.0]]), "was assigned a list; assign a tensor"),
         (lambda tensors: tensors.__setitem__("n", torch.ones(())), "is I64 of shape [], and was"),
     ],
 )
