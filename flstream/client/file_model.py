@@ -32,7 +32,13 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
     """
 
     def __init__(self, file: BodyFile, path: Path) -> None:
-        self._file, self._path = file, path
+        self._open_file: BodyFile | None = file
+        self._path = path
+
+    def close(self) -> None:
+        """Close the file, whose descriptor may then be another file's."""
+        self._file.close()
+        self._open_file = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a copy of a tensor, in memory of its own."""
@@ -73,6 +79,14 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._file.layout.find(name) is not None
+
+    @property
+    def _file(self) -> BodyFile:
+        if self._open_file is None:
+            raise ClientError(
+                f"the block of edit({self._path}) is over; read and assign its tensors within it"
+            )
+        return self._open_file
 
     def _spec(self, name: str) -> TensorInfo:
         spec = self._file.layout.find(name)
@@ -121,8 +135,8 @@ def edit(path: str | os.PathLike[str]) -> Iterator[MutableMapping[str, torch.Ten
         fd = open_to_write(place, keep=True)
     except OSError as error:
         raise CheckpointError(f"{place} cannot be edited: {error.strerror}") from error
-    file = BodyFile(str(place), fd)
+    tensors = FileTensors(BodyFile(str(place), fd), place)
     try:
-        yield FileTensors(file, place)
+        yield tensors
     finally:
-        file.close()
+        tensors.close()

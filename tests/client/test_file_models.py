@@ -243,6 +243,16 @@ def test_edit_reads_copies_and_writes_what_is_assigned(path):
         assert file.metadata() == {"kept": "yes"}
 
 
+def test_after_its_block_edit_touches_no_file(path, tmp_path):
+    with flare.edit(path) as tensors:
+        copied = tensors["w"]
+    with (tmp_path / "other").open("w+b"):  # which has the descriptor now
+        for deed in (lambda: tensors["w"], lambda: tensors.update(w=copied), lambda: len(tensors)):
+            with pytest.raises(ClientError, match="is over; read and assign its tensors within it"):
+                deed()
+    assert (tmp_path / "other").read_bytes() == b""
+
+
 @pytest.mark.parametrize(
     ("deed", "message"),
     [
