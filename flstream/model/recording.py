@@ -32,6 +32,13 @@ _IS_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
 _REFUSED = frozenset(("running_mean", "running_var", "train", "training", "hx"))
 # On the CPU, the vectors that are their last results lie by columns; on the meta device, by rows.
 _BY_COLUMNS = torch.ops.aten._linalg_svd.default, torch.ops.aten.linalg_eig.default
+# Their results lie otherwise on the CPU than on the meta device, by no simple rule.
+_COMPUTED = frozenset(
+    (
+        *(torch.ops.aten._fft_c2r.default, torch.ops.aten._fft_r2c.default),
+        *(torch.ops.aten.sort.default, torch.ops.aten.max_unpool2d.default),
+    )
+)
 # They write each element of their first argument, and read none of it.
 _FILLING = frozenset(
     "aten::" + name
@@ -207,6 +214,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if np.broadcast_shapes(*shapes) != tuple(args[0].shape):
                         raise NotRecordedError(f"{func} takes tensors of other shapes")
                 results = metas[id(args[0])]
+            elif func in _COMPUTED:
+                results = tree_map(_as_meta, self._computed(step))
             else:
                 results = _on_meta(func, *tree_map(lambda x: metas.get(id(x), x), (args, kwargs)))
         except NotRecordedError:

@@ -257,6 +257,10 @@ def decomposed():
     roots, vectors = torch.linalg.eig(layers[2].weight.data)
     left, values, right = torch.svd_lowrank(layers[0].weight.data, 3)
     low = {"left": left, "right": right.T.contiguous()}
+    waves = torch.fft.rfft2(torch.rand(5, 6, 7), dim=(0, 1)) * 2
+    low["waves"] = torch.fft.irfft2(waves, dim=(0, 1)).contiguous()
+    low["order"] = torch.rand(2, 3, 4).permute(2, 0, 1)[:3].sort(dim=1)[0].contiguous() + 1
+    low["loss"] = nn.functional.mse_loss(torch.rand(3, 4), torch.rand(3, 4)) + torch.ones(2)
     return {**layers.state_dict(), "roots": roots.real, "vectors": vectors.imag.clone(), **low}
 
 
