@@ -59,7 +59,7 @@ class _Node:
         self.name = name
         self.room = room
         self.actor: Any = None
-        self.is_ready = False
+        self.is_ready = self.is_building = False
         self.failures = 0  # to start workers, in a row
         self.workers: dict[str, dict[str, socket.socket]] = {}  # their connections, by role
         self.watched: list[tuple[str, int, Sequence[int]]] = []  # for the next poll
@@ -243,6 +243,13 @@ class _Driver:
         until = time.monotonic() + engine.wait
         self._server.send(NodesAwaited())
         await self._wait(lambda: self._seen and all(node.is_ready for node in self._nodes), until)
+        # A large base takes longer; its builder has a limit of its own.
+        await self._wait(
+            lambda: (
+                any(node.is_ready for node in self._nodes)
+                or not any(node.is_building for node in self._nodes)
+            )
+        )
         self._has_begun = True
         if room := sum(node.room for node in self._nodes if node.is_ready):
             self._server.send(ClusterReady(room))
@@ -268,6 +275,10 @@ class _Driver:
             processor = await node.actor.describe.remote(
                 node.name, self._job, self._run, self._nonce, machine.versions
             )
+            if self._job.base is not None:
+                node.is_building = True
+                await node.actor.build_base.remote(node.name, self._job, self._run)
+                node.is_building = False
             node.is_ready, self._changed_at = True, time.monotonic()
             self._note_change()
             other = processor if processor != machine.processor else ""

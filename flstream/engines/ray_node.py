@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
@@ -69,16 +70,21 @@ class NodeHost:
         self._host.begin()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
-        if job.base is not None:  # which the node's workers map
-            log = run.log(f"base-builder-{name}")
-            builder = self._host.start(log.stem, _BASE_BUILDER, job.moved(Path(copy)), log)
-            if builder.exit_code(_BASE_SECONDS) != 0:
-                raise SimulationError(f"it cannot build the base (model.base); see {log.name}")
         self._sampler.__enter__()
         self._sampler.watch(f"{name}/actor", os.getpid())
         self._sampler.watch(f"{name}/{FORK_SERVER}", self._host.fork_server_pid or 0)
         threading.Thread(target=self._end_if_orphaned, daemon=True).start()
         return machine.processor
+
+    def build_base(self, name: str, job: Job, run: RunDirectory) -> None:
+        """Build the base that the node's workers map, unless its file is there."""
+        log = run.log(f"base-builder-{name}")
+        builder = self._host.start(log.stem, _BASE_BUILDER, job.moved(Path.cwd()), log)
+        until = time.monotonic() + _BASE_SECONDS
+        while (code := builder.exit_code(_POLL_SECONDS)) is None and time.monotonic() < until:
+            self._is_polled.set()  # the driver polls once this is done
+        if code != 0:
+            raise SimulationError(f"it cannot build the base (model.base); see {log.name}")
 
     def start(
         self, job: Job, run: RunDirectory, name: str, address: str, keys: Mapping[str, bytes]
