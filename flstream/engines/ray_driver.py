@@ -59,7 +59,7 @@ class _Node:
         self.name = name
         self.room = room
         self.actor: Any = None
-        self.is_ready = self.is_building = False
+        self.is_ready = self.is_preparing = False
         self.failures = 0  # to start workers, in a row
         self.workers: dict[str, dict[str, socket.socket]] = {}  # their connections, by role
         self.watched: list[tuple[str, int, Sequence[int]]] = []  # for the next poll
@@ -243,11 +243,11 @@ class _Driver:
         until = time.monotonic() + engine.wait
         self._server.send(NodesAwaited())
         await self._wait(lambda: self._seen and all(node.is_ready for node in self._nodes), until)
-        # A large base takes longer; its builder has a limit of its own.
+        # Imports and a large base take longer on a busy machine; they have limits of their own.
         await self._wait(
             lambda: (
                 any(node.is_ready for node in self._nodes)
-                or not any(node.is_building for node in self._nodes)
+                or not any(node.is_preparing for node in self._nodes)
             )
         )
         self._has_begun = True
@@ -272,13 +272,10 @@ class _Driver:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False),
             )
             node.actor = options.remote()
-            processor = await node.actor.describe.remote(
-                node.name, self._job, self._run, self._nonce, machine.versions
-            )
-            if self._job.base is not None:
-                node.is_building = True
-                await node.actor.build_base.remote(node.name, self._job, self._run)
-                node.is_building = False
+            processor = await node.actor.describe.remote(self._run, self._nonce, machine.versions)
+            node.is_preparing = True
+            await node.actor.prepare.remote(node.name, self._job, self._run)
+            node.is_preparing = False
             node.is_ready, self._changed_at = True, time.monotonic()
             self._note_change()
             other = processor if processor != machine.processor else ""

@@ -16,7 +16,7 @@ from flstream.telemetry.events import NodesAwaited
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_a_node_that_builds_the_base_may_take_longer_than_engine_wait(tmp_path, comes):
+def test_a_node_may_take_longer_than_engine_wait_to_import_and_to_build_the_base(tmp_path, comes):
     ours, theirs = Pipe()
 
     async def begin() -> None:
@@ -25,12 +25,12 @@ def test_a_node_that_builds_the_base_may_take_longer_than_engine_wait(tmp_path, 
         node = _Node("node", 3)
         driver._nodes.append(node)
         driver._seen.add("identity")
-        node.is_building = True
+        node.is_preparing = True
         begun = asyncio.create_task(driver._await_nodes())
         done, _ = await asyncio.wait([begun], timeout=1.2)
         assert not done
         if comes:
-            node.is_building, node.is_ready = False, True
+            node.is_preparing, node.is_ready = False, True
         else:
             driver._nodes.remove(node)
         driver._note_change()
