@@ -201,9 +201,9 @@ def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
 
 
 def base_bytes(section: BaseSection | None) -> tuple[int, int]:
-    """Return the bytes of a base and of its module in the builder; 0 without one.
+    """Return the bytes of a base, and those that its factory makes at once; 0 without one.
 
-    It is not built.
+    It is not built. A folder's weights are mapped, or converted to no more than the base has.
 
     Raises:
         ModelError: It cannot be built.
@@ -213,11 +213,11 @@ def base_bytes(section: BaseSection | None) -> tuple[int, int]:
     if section is None:
         return 0, 0
     module: Any = meta_module(section, described(section))
-    before = 0 if section.hf is not None else _held_bytes(module)  # which is loaded as it will be
+    before = _held_bytes(module)
     own = None if section.hf is None else module.config.dtype
     _cast(module, own if section.dtype is None else getattr(torch, section.dtype))
     size = _held_bytes(module)
-    return size, max(before, size)
+    return size, 0 if section.hf is not None else max(before, size)
 
 
 def _held_bytes(module: torch.nn.Module) -> int:

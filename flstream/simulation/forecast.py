@@ -89,7 +89,7 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
-        base_builder_bytes: Memory of the process that builds the base, beyond its imports.
+        base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
     """
 
