@@ -338,7 +338,8 @@ class EngineSection(Section):
     wait: Seconds = 60.0
     """How long a run waits for nodes (duration): for all at the beginning, and if none is left.
 
-    It begins with those that are ready then; others are used once they are.
+    It begins with those that are ready then; others are used once they are. Their imports, and
+    the building of ``model.base``, do not count.
     """
 
     gpus: Annotated[Whole, Field(ge=0, le=64)] | None = None

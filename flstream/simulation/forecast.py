@@ -90,6 +90,7 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
+        base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
     """
 
@@ -107,11 +108,26 @@ class Forecast:
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
+    base_builder_bytes: int = 0
     building: Building | None = None
 
-    def with_base(self, nbytes: int) -> Forecast:
-        """Return the forecast with a base of so many bytes, which is in memory once."""
-        return replace(self, base_bytes=nbytes, total_bytes=self.total_bytes + nbytes)
+    def with_base(self, nbytes: int, builder_bytes: int) -> Forecast:
+        """Return the forecast with a base, which its builder holds before all others start.
+
+        Args:
+            nbytes: Bytes of the base, which is in memory once.
+            builder_bytes: Bytes of the module in the builder.
+        """
+        total = self.total_bytes + nbytes
+        need = replace(self, base_bytes=nbytes, base_builder_bytes=builder_bytes)
+        return replace(need, total_bytes=max(total, need.building_bytes))
+
+    @property
+    def building_bytes(self) -> int:
+        """Peak memory of all processes while the base is built, or the initial model."""
+        model = 0 if self.building is None else self.building.memory
+        builder = max(self.base_builder_bytes, self.base_bytes + model)
+        return self.imports.shared + _OTHERS_BYTES + builder
 
 
 class Available(NamedTuple):
@@ -253,6 +269,8 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     memory = limit if limit is not None and is_limited else memory
     if need.total_bytes > memory:
         fewer = job.clients.workers - -(-(need.total_bytes - memory) // need.worker_bytes)
+        if need.building_bytes > memory:  # before there are workers
+            fewer = 0
         change = "make the model smaller, or free memory"
         if need.mode == "native":
             change = "set streaming.mode = pull and leave the chunk sizes at their default"
