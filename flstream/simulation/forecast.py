@@ -277,9 +277,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
         )
 
 
-def _saved(
-    layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str = ""
-) -> int:
+def _saved(layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str = "") -> int:
     """Return by how many bytes a part of a model is more than the whole one; below 0 for fewer."""
 
     def size(plain: list[Any]) -> int:

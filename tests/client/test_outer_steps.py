@@ -134,7 +134,7 @@ class Parts:
 
     def train(self, number, received, send=("a", "b"), late=None, **meta):
         """The update of a segment, and the whole answer."""
-        parts = TaskParts([*send], {}, len(received) == 2, late is not None)
+        parts = TaskParts([*send], {}, is_whole=len(received) == 2, is_late=late is not None)
         self._ask("train", number, received, {"inner_steps": 1, **meta}, parts=parts)
         if late is not None:
             ref = self.server.service.offer(MemoryBody.of(late), [PEER])
