@@ -150,6 +150,9 @@ class OuterSteps:
         own = exchanged_state(self._model)
         last = self._state.restore(own)
         model = self._receive(site_session, own)
+        number_of_round = model.current_round or 0
+        if last is not None and INNER_STEPS in model.meta and last.round < number_of_round - 1:
+            last = None  # it was left out of the segments since, or failed there
         if last is None:
             number, names = 0, list(model.params or {})
             self._begin_anew(model, own)
@@ -166,7 +169,7 @@ class OuterSteps:
                 self._apply_late(late, float(model.meta.get(LATE_ALPHA, 0.0)))
             if local < steps:
                 yield number + local
-        self._state.keep(own, number + steps, names)
+        self._state.keep(own, number_of_round, number + steps, names)
         meta: dict[str, Any] = {NUM_STEPS: steps}
         if self._examples is not None:
             meta["num_examples"] = self._examples
@@ -297,7 +300,7 @@ class _SiteState:
         for name, part in self._stateful.items():
             part.load_state_dict(stateful[name])
 
-    def keep(self, replica: State, steps: int, names: list[str]) -> None:
+    def keep(self, replica: State, round_number: int, steps: int, names: list[str]) -> None:
         """Write the state at a segment's end."""
         import torch
 
@@ -317,7 +320,7 @@ class _SiteState:
             cuda,
         )
         groups = self._optimizer.state_dict()["param_groups"]
-        segment = _Segment(steps, names, groups, self._states(), generators)
+        segment = _Segment(round_number, steps, names, groups, self._states(), generators)
         torch.save(segment._asdict(), path)
         try:  # the next segment could not read it
             torch.load(path, weights_only=True)
@@ -339,6 +342,7 @@ class _Segment(NamedTuple):
     """State at a segment's end, without the tensors of module and optimizer.
 
     Attributes:
+        round: Number of its round, from 0.
         steps: Number of the site's inner steps so far.
         names: Names of the global model's tensors, of which segments may receive a part.
         groups: Settings of the optimizer's groups, such as learning rates.
@@ -346,6 +350,7 @@ class _Segment(NamedTuple):
         generators: States of the generators of Python, NumPy, torch, and its devices.
     """
 
+    round: int
     steps: int
     names: list[str]
     groups: list[dict[str, Any]]

@@ -43,14 +43,14 @@ Selection = tuple[str | Part, ...]
 def plain_selection(selection: Selection) -> list[Any]:
     """Return a selection in the form that the arguments of an effect have."""
     return [
-        [each.index, each.count, each.order] if isinstance(each, Part) else each
-        for each in selection
+        [entry.index, entry.count, entry.order] if isinstance(entry, Part) else entry
+        for entry in selection
     ]
 
 
 def selection_of_plain(plain: Iterable[Any]) -> Selection:
     """Return a selection of the form that the arguments of an effect have."""
-    return tuple(Part(*each) if isinstance(each, list) else each for each in plain)
+    return tuple(Part(*entry) if isinstance(entry, list) else entry for entry in plain)
 
 
 @lru_cache(maxsize=64)
@@ -70,13 +70,13 @@ def selected_names(
     """
     escaped = {re.escape(name): own for own, names in layout.all_names.items() for name in names}
     selected: set[str] = set()
-    for each in selection:
-        if isinstance(each, Part):
-            selected |= _parts(each.count, each.order, layout, order)[each.index]
-        elif each in escaped:
-            selected.add(escaped[each])
+    for entry in selection:
+        if isinstance(entry, Part):
+            selected |= _parts(entry.count, entry.order, layout, order)[entry.index]
+        elif entry in escaped:
+            selected.add(escaped[entry])
         else:
-            expression = re.compile(each)
+            expression = re.compile(entry)
             matching = {
                 own
                 for own, names in layout.all_names.items()
@@ -84,7 +84,7 @@ def selected_names(
             }
             if not matching:
                 raise WorkflowError(
-                    f"{what} has the pattern {each!r}, which matches no whole name of a tensor; "
+                    f"{what} has the pattern {entry!r}, which matches no whole name of a tensor; "
                     "flstream inspect lists the names"
                 )
             selected |= matching
@@ -136,9 +136,9 @@ def _strided(sizes: dict[str, int], count: int) -> Iterable[Sequence[str]]:
 
 def _consecutive(sizes: dict[str, int], count: int) -> Iterable[Sequence[str]]:
     """Cut the layers into parts that follow each other."""
-    layers, left = list(sizes), sum(sizes.values())
+    layers, remaining = list(sizes), sum(sizes.values())
     for following in range(count - 1, -1, -1):
-        part, nbytes, goal = [layers.pop(0)], 0, left / (following + 1)
+        part, goal = [layers.pop(0)], remaining / (following + 1)
         nbytes = sizes[part[0]]
         while len(layers) > following:
             more = sizes[layers[0]]
@@ -146,5 +146,5 @@ def _consecutive(sizes: dict[str, int], count: int) -> Iterable[Sequence[str]]:
                 break
             part.append(layers.pop(0))
             nbytes += more
-        left -= nbytes
+        remaining -= nbytes
         yield part

@@ -259,6 +259,23 @@ def state_bytes(run: RunDirectory, sites: Collection[str], count: int) -> int:
     return more
 
 
+def present_state_bytes(run: RunDirectory, sites: Collection[str]) -> int:
+    """Return the bytes of the two newest states of each site, which the next ones take.
+
+    Args:
+        run: The run directory.
+        sites: Names of all sites.
+
+    Raises:
+        SimulationError: A state cannot be looked at.
+    """
+    present = 0
+    for site, states, versions in _present(run, sites):
+        with _in_a_sentence(f"the state of {site} cannot be looked at"):
+            present += sum(folder_bytes(states.path_of(version)) for version in versions[-2:])
+    return present
+
+
 def _present(
     run: RunDirectory, sites: Collection[str]
 ) -> Iterator[tuple[str, StateFolder, list[StateVersion]]]:

@@ -198,7 +198,7 @@ class ModelEffects:
         assert model is not None
         state = self._state
         handle = state.store.add(model, number, is_verified=is_new, host=result.at)
-        state.received.made(model.version, base.version, to_fold.trainings)
+        state.received.add_model(model.version, base.version, to_fold.trainings)
         self._trainings.started.give_late(handle)
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:

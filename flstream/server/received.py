@@ -57,10 +57,10 @@ class ReceivedTensors:
             else:
                 self._sites.pop(site, None)
 
-    def made(self, version: int, parent: int, trainings: Collection[SiteTraining]) -> None:
+    def add_model(self, version: int, parent: int, trainings: Collection[SiteTraining]) -> None:
         """Note of which model one was made, and which tensors the fold may have changed."""
         self._parents[version] = parent
-        sent = [None if each.parts is None else each.parts.send for each in trainings]
+        sent = [None if training.parts is None else training.parts.send for training in trainings]
         selections = [selection for selection in sent if selection is not None]
         if selections and len(selections) == len(sent):
             entries = (entry for selection in selections for entry in selection)
@@ -162,12 +162,12 @@ class ReceivedTensors:
 
     def _by_name(self, versions: _Versions, names: Collection[str]) -> Iterator[tuple[str, int]]:
         """Yield the version of each tensor that a site has received."""
-        left = frozenset(names)
+        missing = frozenset(names)
         for selection, version in reversed(versions):
             selected = self._names(selection)
-            for name in left & selected:
+            for name in missing & selected:
                 yield name, version
-            left -= selected
+            missing -= selected
 
     def _file(self, version: int, site: str, tensors: Mapping[str, int]) -> Source:
         handle = self._store.handle(version)
@@ -199,4 +199,4 @@ class ReceivedTensors:
 def _with(versions: _Versions, selection: Selection, version: int) -> _Versions:
     if not selection:
         return versions
-    return (*(each for each in versions if each[0] != selection), (selection, version))
+    return (*(pair for pair in versions if pair[0] != selection), (selection, version))

@@ -13,7 +13,7 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.selection import Selection
 from flstream.model.source import Source
-from flstream.runs.site_states import check_states
+from flstream.runs.site_states import check_states, present_state_bytes
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
@@ -231,12 +231,15 @@ class UpdateStore:
         self._context.run.discard_updates(but=waiting)
 
     def _kept_bytes(self) -> int:
-        """Bytes of the sites' last models, whose places the next ones take."""
-        job, run = self._context.job, self._context.run
-        if not any(program.collected for program in self._context.programs):
-            return 0
+        """Bytes of the sites' last models and states, whose places the next ones take."""
+        job, run, programs = self._context.job, self._context.run, self._context.programs
+        states = 0
+        if any(program.has_replicas for program in programs):
+            states = present_state_bytes(run, job.clients.site_names)
+        if not any(program.collected for program in programs):
+            return states
         paths = [run.last_model(site) for site in job.clients.site_names]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        return states + sum(path.stat().st_size for path in paths if path.is_file())
 
     def files(self, training: SiteTraining, *, durable: bool = False) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
@@ -292,7 +295,7 @@ class UpdateStore:
         return part_of(source, names.union(ties))
 
     def _parts(self, training: SiteTraining, layout: Layout) -> TaskParts | None:
-        """What workers are told of the tensors that they receive and send back."""
+        """The tensors that workers receive and send back, as their task names them."""
         if (parts := training.parts) is None:
             return None
         selected = self._context.rule.selected(layout)

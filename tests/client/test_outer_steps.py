@@ -197,10 +197,10 @@ def test_an_evaluation_is_answered_by_a_function_and_changes_nothing(script, sit
         parts = Parts(serving)
         parts.train(1, {"a": 10, "b": 20}, send=["a"])
         params = {name: torch.full((3,), 4.0) for name in ("a", "b")}
-        answer = serving.server.evaluate(params, "site-1", round_number=2).sites[0]
+        answer = serving.server.evaluate(params, "site-1", round_number=1).sites[0]
         assert answer.metrics == {"a": 12, "training": 0}
         assert answer.asks == ["evaluate"]
-        assert parts.train(3, {"a": 0}, send=["b"])[0] == {"b": 21 + 1.5}
+        assert parts.train(2, {"a": 0}, send=["b"])[0] == {"b": 21 + 1.5}
 
 
 MISTAKES = [

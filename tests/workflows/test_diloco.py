@@ -227,3 +227,11 @@ def test_a_site_that_lacks_the_model_before_is_sent_all_bits(train):
     some = "clients.per_round=2"
     runs = [train("inner_steps=2", CHANGES, some, *how) for how in ([], [PROCESSES])]
     assert results(runs[0]) == results(runs[1])
+
+
+@pytest.mark.parametrize("args", ["inner_steps=2", "inner_steps=4, fragments=2"])
+def test_a_site_that_was_left_out_begins_with_fresh_moments(train, args):
+    run = train(args, "clients.per_round=1", "clients.min_updates=1", PROCESSES)
+    logs = "".join(path.read_text() for path in run.directory.sites.glob("*/log.txt"))
+    # By chance, a site is drawn again in the round after; all others have missed some.
+    assert "new moments" in logs
