@@ -62,10 +62,11 @@ def loss_of(variant: Variant, measured: MeasuredRun) -> dict[str, Any]:
             if e["kind"] == "evaluated" and "loss" in e["metrics"] and e["round"]
         }
     late = sum(event["bytes"] for event in events if event["kind"] == "late_received")
+    scored = sum(event["down"]["bytes"] for event in events if event["kind"] == "evaluated")
     transfer = measured.summary.transfer
     return {
         "losses": sorted(losses.items()),
-        "down": (transfer.down.bytes + late) / SITES,
+        "down": (transfer.down.bytes - scored + late) / SITES,
         "up": transfer.up.bytes / SITES,
     }
 

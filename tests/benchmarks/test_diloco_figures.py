@@ -1,4 +1,4 @@
-"""What benchmarks/diloco.py makes of a journal: shares of time, and rates for them."""
+"""Figures of benchmarks/diloco.py from a journal: shares of time, and rates for them."""
 
 import json
 from types import SimpleNamespace
@@ -43,18 +43,18 @@ def test_the_share_measured_is_training_less_waiting_over_all_time():
         event(7.0, "site_state", site="site-1", state="training"),
         event(8.0, "site_state", site="site-1", state="ready"),
     ]
-    found = utilisation_of(LATE, SimpleNamespace(events=events))
-    assert found["share"] == pytest.approx((4 * 3 - 1) / (4 * 4))
-    assert found["step"] == pytest.approx((4 * 3 - 1) / (4 * 10))
-    assert (found["up"], found["down"], found["largest"]) == (100, 70, 170)
+    point = utilisation_of(LATE, SimpleNamespace(events=events))
+    assert point["share"] == pytest.approx((4 * 3 - 1) / (4 * 4))
+    assert point["step"] == pytest.approx((4 * 3 - 1) / (4 * 10))
+    assert (point["up"], point["down"], point["largest"]) == (100, 70, 170)
 
 
 def test_a_point_is_measured_once(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(diloco, "run", lambda *args: asked.append(args[2:]) or len(asked))
+    runs = []
+    monkeypatch.setattr(diloco, "run", lambda *args: runs.append(args[2:]) or len(runs))
     for _ in range(2):
         points = Points(tmp_path / "points.json", tmp_path / "job")
         assert points.measure("one", ["rounds=1"], lambda run: {"run": run}) == {"run": 1}
-    assert asked == [("rounds=1", "checkpoints.keep=1")]
+    assert runs == [("rounds=1", "checkpoints.keep=1")]
     (key,) = json.loads((tmp_path / "points.json").read_text())
     assert key.endswith(" rounds=1")
