@@ -51,6 +51,7 @@ class DiskPlan:
         received: Most received models that sites' filters keep in files; each counts as one model.
         site_models: Number of models of single sites that a later workflow scores; each counts as
             one model.
+        combined: Size in bytes of the file with tensors that are combined in groups, 0 for none.
     """
 
     rounds: int
@@ -61,6 +62,7 @@ class DiskPlan:
     optimizer_state: int = 0
     received: int = 0
     site_models: int = 0
+    combined: int = 0
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -73,6 +75,7 @@ class DiskPlan:
             "the server optimizer's state": self.optimizer_state,
             _counted(self.updates, "update") + " in waiting": self.updates * self.model,
             "the sum of updates and its successor": 2 * self.partial_sum,
+            "tensors combined in groups": self.combined,
             "models as sites received them": self.received * self.model,
             _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
         }
@@ -81,7 +84,7 @@ class DiskPlan:
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
         passing = (self.updates + self.received + self.site_models) * self.model
-        passing += 2 * self.partial_sum
+        passing += 2 * self.partial_sum + self.combined
         return max(0, room - passing) // (self.model + self.optimizer_state)
 
     def more_checkpoints(self, done: int, stored: int) -> int:

@@ -201,6 +201,7 @@ class ProgramOutline(msgspec.Struct):
         collected: How many sites send a model of their own.
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
+        combines: Whether its folds combine groups of whole tensors.
         moments: Names of the values that its own step of the server keeps for each number.
         misfit: Sentence on a key of the job that rules out what it does; empty for none.
         flaw: Why the program could not be run to its end without doing anything; empty if it was.
@@ -214,6 +215,7 @@ class ProgramOutline(msgspec.Struct):
     reads: bool = False
     bodies: list[str] = []
     moments: list[str] = []
+    combines: bool = False
     misfit: str = ""
     flaw: str = ""
 

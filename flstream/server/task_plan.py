@@ -31,6 +31,7 @@ class TaskPlan(NamedTuple):
         is_inline: Whether updates are so small that they travel in the answers.
         in_files: Whether updates wait in files.
         group: Number of updates that are added to the partial sum at a time; 0 for no sum.
+        combines: Whether groups of whole tensors are combined, which takes updates in files.
     """
 
     own: bool
@@ -38,6 +39,7 @@ class TaskPlan(NamedTuple):
     is_inline: bool
     in_files: bool
     group: int
+    combines: bool = False
 
     def inline_bytes(self, layout: Layout) -> int:
         """Most bytes of an update of a model that travels in the answer; 0 where none does."""
@@ -52,6 +54,7 @@ def plan_task(
     needs_all_updates: bool = True,
     is_read: bool = False,
     at_site: bool = False,
+    combines: bool = False,
 ) -> TaskPlan:
     """Plan a task.
 
@@ -63,13 +66,15 @@ def plan_task(
         is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
+        combines: Whether the fold combines groups of whole tensors, which it reads in any order.
 
     Raises:
         UsageError: Links are emulated, and sites that share workers are to exchange updates.
     """
     workers = job.clients.workers
     if workers == job.clients.count:
-        return TaskPlan(own=True, sites=1, is_inline=False, in_files=is_read, group=0)
+        in_files = is_read or combines
+        return TaskPlan(True, 1, is_inline=False, in_files=in_files, group=0, combines=combines)
     if at_site and job.network.is_on:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
@@ -83,11 +88,13 @@ def plan_task(
         sites = min(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
         )
-        return TaskPlan(False, max(sites, 1), is_inline=True, in_files=is_read, group=0)
+        return TaskPlan(
+            False, max(sites, 1), is_inline=True, in_files=is_read, group=0, combines=combines
+        )
     group = max(4, 2 * workers)
-    if needs_all_updates or is_read or cohort <= group:
+    if needs_all_updates or is_read or combines or cohort <= group:
         group = 0
-    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group)
+    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group, combines=combines)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -114,7 +121,13 @@ def plan_disk(
     optimizer = optimizer_for(job.server_optimizer)
     moments = [step.moments for step in (optimizer, *programs) if step is not None]
     if plan is None:
-        plan = plan_task(job, layout, cohort, needs_all_updates=rule.needs_all_updates)
+        plan = plan_task(
+            job,
+            layout,
+            cohort,
+            needs_all_updates=rule.needs_all_updates,
+            combines=any(program.combines for program in programs),
+        )
     waiting = cohort if plan.in_files else 0
     sums = 0
     if plan.group:
@@ -133,6 +146,7 @@ def plan_disk(
         # Tiny models stay in the workers' memory.
         received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
+        combined=layout.nbytes if plan.combines else 0,
     )
 
 

@@ -184,6 +184,7 @@ class SiteTraining:
         is_started: Whether one site was started: its answer is synced with the next effect alone.
         wait: How long its updates have waited in files; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
+        combines: Whether its fold combines groups of whole tensors.
     """
 
     effects: TrainingEffects
@@ -204,6 +205,7 @@ class SiteTraining:
     is_started: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
+    combines: bool = False
 
     @property
     def is_done(self) -> bool:

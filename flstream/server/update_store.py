@@ -84,6 +84,7 @@ class UpdateStore:
             needs_all_updates=self._context.rule.needs_all_updates,
             is_read=is_read,
             at_site=bool(training.at),
+            combines=training.combines or self._context.rule.combines_groups,
         )
 
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:

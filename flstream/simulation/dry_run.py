@@ -83,6 +83,7 @@ class _DryJournal:
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
                 if "step" in arguments:
                     outline.moments = sorted({*outline.moments, *arguments["step"][-1]})
+                outline.combines = outline.combines or "tensors" in arguments
                 self._add(f"{kind} at a site" if "at" in arguments else kind)
             case "evaluate":
                 result = ScoreResult(defaultdict(float), {}, {})
