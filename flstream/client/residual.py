@@ -34,7 +34,7 @@ _residuals: dict[str, _Residual] = {}
 
 
 def add_residuals(base: torch.nn.Module, scaling: float | None) -> None:
-    """Let the layers of a base add the residuals of the models that are received.
+    """Add the residuals of received models in the layers of a base.
 
     Args:
         base: The base, before an adapter is built around it.
@@ -107,9 +107,9 @@ def _add(
 
 def _scaling(base: torch.nn.Module | None, layer: str) -> float:
     """Return the scaling of the adapter of a layer."""
-    given = None if base is None else _bases[base][0]
-    if given is not None:
-        return given
+    own = None if base is None else _bases[base][0]
+    if own is not None:
+        return own
     adapted: Any = None if base is None else base.get_submodule(layer)
     scaling = getattr(adapted, "scaling", None)
     if not isinstance(scaling, Mapping) or not scaling:

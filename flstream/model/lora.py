@@ -54,9 +54,9 @@ def lora_pairs(names: Iterable[str]) -> dict[str, LoraPair]:
                 "adapter"
             )
         layer[match["factor"]] = name
-    for layer_name, found in factors.items():
-        if len(found) == 1:
-            (only,) = found.values()
+    for layer_name, pair in factors.items():
+        if len(pair) == 1:
+            (only,) = pair.values()
             raise LayoutError(
                 f"tensor {only!r} lacks the other factor of {layer_name!r}; exchange both, and "
                 "aggregate both (aggregation.include)"
@@ -66,7 +66,7 @@ def lora_pairs(names: Iterable[str]) -> dict[str, LoraPair]:
             "the model has no LoRA pair, such as fc.lora_A.weight and fc.lora_B.weight; let "
             "model.factory build an adapter"
         )
-    return {layer: LoraPair(found["A"], found["B"]) for layer, found in factors.items()}
+    return {layer: LoraPair(pair["A"], pair["B"]) for layer, pair in factors.items()}
 
 
 def residual_pair(layer: str) -> LoraPair:

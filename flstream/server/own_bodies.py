@@ -24,7 +24,7 @@ def own_body(name: str, shapes_of: ShapesOf, model: Layout) -> ZeroSource:
     Raises:
         WorkflowError: The function failed, or returned no shapes, or names that the model has.
     """
-    given = f"the function of run.initial_model({name}=...)"
+    function = f"the function of run.initial_model({name}=...)"
     try:
         shapes = shapes_of({spec.name: spec.shape for spec in model.tensors})
         entries = [(tensor, "F32", tuple(map(int, shape))) for tensor, shape in shapes.items()]
@@ -35,9 +35,9 @@ def own_body(name: str, shapes_of: ShapesOf, model: Layout) -> ZeroSource:
         raise
     except Exception as error:
         raise WorkflowError(
-            f"{given} raised {type(error).__name__}: {error}; let it return a shape for each name"
+            f"{function} raised {type(error).__name__}: {error}; let it return shapes by name"
         ) from error
     if taken := sorted(layout.by_name.keys() & set(model.names)) or not layout.tensors:
         names = f"a tensor {taken[0]!r}, which the model has" if isinstance(taken, list) else "none"
-        raise WorkflowError(f"{given} returned {names}; let it return tensors of other names")
+        raise WorkflowError(f"{function} returned {names}; let it return tensors of other names")
     return ZeroSource(layout)

@@ -1,7 +1,9 @@
 """Groups of whole tensors: what the code that combines them is given, and what it may return."""
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from folding import MemorySink, sent
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.tensor_fold import TensorFold
-from flstream.aggregation.tensor_groups import combined_groups
+from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.digests import body_digest
@@ -217,3 +219,19 @@ def test_what_is_no_code_is_refused_and_its_identity_is_plain():
     assert TensorFold.of(mean).plain == [mean.__qualname__]
     kind, fields = TensorFold.of(Returns(PAIR)).plain
     assert (kind, fields) == ("Returns", {"groups_value": PAIR, "value": None})
+
+
+def test_the_documented_class_has_the_mean_of_the_largest_singular_values(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
+    _, block = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(block.splitlines()) <= 20
+    (tmp_path / "spectral.py").write_text(block)
+    rule = AggregationRule(f"{tmp_path}/spectral.py:Spectral")
+    assert rule.combines_groups
+    code = own_tensor_fold(rule)
+    states = [{"fc.weight": torch.eye(3, 4) * scale, "fc.bias": torch.ones(3)} for scale in (1, 3)]
+    sink = MemorySink(MemoryBody.of(states[0]).layout)
+    how = (code, tmp_path / "groups.safetensors", 64, 1 << 20, lambda _: None)
+    with combined_groups(MemoryBody.of(states[0]), whole(states, [1.0, 3.0]), rule, *how) as groups:
+        fold_updates(groups.base, groups.updates, groups.rule, sink, 64, lambda _: None)
+    torch.testing.assert_close(sink.tensors()["fc.weight"], torch.eye(3, 4) * 2)
