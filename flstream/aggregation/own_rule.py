@@ -13,7 +13,7 @@ import numpy as np
 from flstream.aggregation.elements import Array
 from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
 from flstream.debugging import code_failed
-from flstream.errors import AggregationError
+from flstream.errors import AggregationError, FlstreamError
 from flstream.job.code import make
 
 
@@ -103,6 +103,8 @@ def user_code(what: str, where: str) -> Iterator[None]:
     """
     try:
         yield
+    except FlstreamError:  # a sentence already, or a site's refusal
+        raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         code_failed(error)
         lines = traceback.extract_tb(error.__traceback__)

@@ -33,7 +33,7 @@ class TensorGroup:
 
         What the groups of a fold log under one key is added up.
         """
-        self._numbers[key] += float(value)
+        self._numbers[str(key)] += float(value)
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,8 @@ class ModelEffects:
         number, result, model, is_new = done
         assert model is not None
         state = self._state
-        handle = state.store.add(model, number, is_verified=is_new, host=result.at)
+        own = state.store.own_bodies(base)
+        handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)

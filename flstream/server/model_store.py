@@ -16,7 +16,7 @@ from flstream.errors import CheckpointError, SimulationError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
 from flstream.model.descriptors import sync_directory
-from flstream.model.joined import is_sent, join_bodies, zeros_beside
+from flstream.model.joined import join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.source import Source
@@ -72,7 +72,13 @@ class ModelStore:
         return self._models[-1]
 
     def add(
-        self, record: ModelRecord, effect: int, *, is_verified: bool = False, host: str = ""
+        self,
+        record: ModelRecord,
+        effect: int,
+        *,
+        is_verified: bool = False,
+        host: str = "",
+        own: Sequence[str] = (),
     ) -> Model:
         """Take a model in, and return what a workflow sees of it.
 
@@ -81,10 +87,11 @@ class ModelStore:
             effect: Number of the effect that made it; 0 for the initial model.
             is_verified: Whether its file is known to be sound.
             host: Site at which it was folded; empty for the server.
+            own: Names of the bodies beside it that are the server's own.
         """
         assert record.version == len(self._models)
         verified = set(bodies_beside(record)) if is_verified else set()
-        self._models.append(StoredModel(record, effect, is_verified, verified, host=host))
+        self._models.append(StoredModel(record, effect, is_verified, verified, host=host, own=own))
         self._present.append(self._models[-1])
         return self.handle(record.version)
 
@@ -138,12 +145,14 @@ class ModelStore:
     def own_bodies(self, model: Model) -> Sequence[str]:
         """Names of those that are the server's own, of which sites send no part."""
         stored = self._models[model.version]
-        if stored.begun is not None:
-            return [name for name, value in stored.begun.items() if value != "zeros"]
-        if not stored.record.bodies:
-            return []
-        layout, beside = self.source(model).layout, self._beside(model)
-        return [name for name, body in beside.items() if not is_sent(body.layout, layout)]
+        if stored.begun is None:
+            return stored.own  # known without its files, which may have had to go
+        return [name for name, value in stored.begun.items() if value != "zeros"]
+
+    def shapes_of_own(self, model: Model) -> dict[str, Any]:
+        """Functions of the shapes of the server's own bodies with which a workflow begins."""
+        begun = self._models[model.version].begun or {}
+        return {name: value for name, value in begun.items() if callable(value)}
 
     def scored(self, model: Model) -> Source:
         """A model as sites score it: with the server's own bodies, which are a part of it."""

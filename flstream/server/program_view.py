@@ -202,6 +202,8 @@ class ProgramOutline(msgspec.Struct):
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
         combines: Whether its folds combine groups of whole tensors.
+        own: Functions of the shapes of those that are the server's own, by name; of a user's own
+            workflow they are not known.
         moments: Names of the values that its own step of the server keeps for each number.
         misfit: Sentence on a key of the job that rules out what it does; empty for none.
         flaw: Why the program could not be run to its end without doing anything; empty if it was.
@@ -214,6 +216,7 @@ class ProgramOutline(msgspec.Struct):
     collected: int = 0
     reads: bool = False
     bodies: list[str] = []
+    own: dict[str, Any] = {}
     moments: list[str] = []
     combines: bool = False
     misfit: str = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class StoredModel:
         beside: The bodies beside it by name, once they are open.
         joined: The model with them as one source.
         host: Site at which it was folded, whose worker offers it; empty for the server.
+        own: Names of the bodies on record that are the server's own, of which sites send no part.
     """
 
     record: ModelRecord
@@ -57,6 +58,7 @@ class StoredModel:
     beside: dict[str, Source] | None = None
     joined: Source | None = None
     host: str = ""
+    own: Sequence[str] = ()
 
     def close(self) -> None:
         """Close the model's files; they are opened again when they are needed."""

@@ -143,6 +143,7 @@ class SiteTurn(TaskTurn):
     def _release(self) -> None:
         """Drop the model's memory, and the functions of the code's helpers."""
         self.received = self.global_params = None
+        receive_residuals({})
         self.before_keeping = {}
 
     def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
