@@ -190,6 +190,7 @@ class SiteTraining:
             is made, or where they are sent none.
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
+        combines: Whether its fold combines groups of whole tensors.
     """
 
     effects: TrainingEffects
@@ -210,6 +211,7 @@ class SiteTraining:
     is_started: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
+    combines: bool = False
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None

@@ -92,6 +92,7 @@ class _DryJournal:
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
                 if "step" in arguments:
                     outline.moments = sorted({*outline.moments, *arguments["step"][-1]})
+                outline.combines = outline.combines or "tensors" in arguments
                 self._add(f"{kind} at a site" if "at" in arguments else kind)
             case "evaluate":
                 result = ScoreResult(defaultdict(float), {}, {})
@@ -189,7 +190,10 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
             stage.load_program()(Run(effects, stage.args, stopping, 0, is_last_stage=True))
-            outline.bodies = list(store.bodies(first))
+            own = set(store.own_bodies(first))
+            outline.bodies = [name for name in store.bodies(first) if name not in own]
+            if not stage.is_own:
+                outline.own = store.shapes_of_own(first)
             effects.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)

@@ -18,13 +18,15 @@ import psutil
 
 from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.rules import rule_for
+from flstream.errors import FlstreamError, UsageError
 from flstream.filters.chain import remaining
 from flstream.job import Job
 from flstream.job.bodies import MAIN
-from flstream.model.joined import joint_layout, zeros_beside
+from flstream.model.joined import ZeroSource, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
+from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
@@ -186,10 +188,15 @@ def forecast(
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
     imports = imports or Imports()
-    bodies = [] if not programs else programs[0].bodies
-    beside = {name: zeros_beside(layout).layout for name in bodies}
-    whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
-    update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
+    sent = {name: zeros_beside(layout) for program in programs[:1] for name in program.bodies}
+    own = {
+        name: _own_body(name, shapes_of, layout)
+        for program in programs[:1]
+        for name, shapes_of in program.own.items()
+    }
+    beside = {name: body.layout for name, body in {**sent, **own}.items()}
+    whole = joint_layout({MAIN: layout, **beside}) if beside else layout
+    update_bytes = _update_bytes(job, layout) + sum(body.layout.nbytes for body in sent.values())
     chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
@@ -304,6 +311,14 @@ def _saved(layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str 
 
     more = size(parts[what]) - layout.nbytes if what in parts else 0
     return more + (size(parts[late]) if late in parts else 0)
+
+
+def _own_body(name: str, shapes_of: ShapesOf, layout: Layout) -> ZeroSource:
+    """Return a body of the server's own; a UsageError says why the model has none."""
+    try:
+        return own_body(name, shapes_of, layout)
+    except FlstreamError as error:
+        raise UsageError(f"workflow.type: {error}") from error
 
 
 def _update_bytes(job: Job, layout: Layout) -> int:
