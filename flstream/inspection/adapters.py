@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.job.bodies import RESIDUAL
 from flstream.model.checkpoint import FileSource
 from flstream.model.copy import copy
 from flstream.model.lora import lora_pairs, residual_pair
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 def residual_beside(model: Path, run: RunDirectory) -> Path | None:
     """Return the file of the residual beside a model of a run; None for none."""
+    from flstream.job.bodies import RESIDUAL  # with which the job file's parser comes
+
     for checkpoint in [model, *sorted(run.checkpoints.glob("round-*.safetensors"))]:
         residual = body_file(checkpoint, RESIDUAL)
         if residual.is_file() and checkpoint.samefile(model):

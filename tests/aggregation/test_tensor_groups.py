@@ -221,17 +221,17 @@ def test_what_is_no_code_is_refused_and_its_identity_is_plain():
     assert (kind, fields) == ("Returns", {"groups_value": PAIR, "value": None})
 
 
-def test_the_documented_class_has_the_mean_of_the_largest_singular_values(tmp_path):
+def test_the_documented_class_takes_the_layer_that_is_nearest_to_the_others(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
     _, block = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     assert len(block.splitlines()) <= 20
-    (tmp_path / "spectral.py").write_text(block)
-    rule = AggregationRule(f"{tmp_path}/spectral.py:Spectral")
+    (tmp_path / "medoid.py").write_text(block)
+    rule = AggregationRule(f"{tmp_path}/medoid.py:Medoid")
     assert rule.combines_groups
-    code = own_tensor_fold(rule)
-    states = [{"fc.weight": torch.eye(3, 4) * scale, "fc.bias": torch.ones(3)} for scale in (1, 3)]
+    code, scales = own_tensor_fold(rule), (1, 1.25, 5)
+    states = [{"fc.weight": torch.eye(3, 4) * scale, "fc.bias": torch.ones(3)} for scale in scales]
     sink = MemorySink(MemoryBody.of(states[0]).layout)
     how = (code, tmp_path / "groups.safetensors", 64, 1 << 20, lambda _: None)
-    with combined_groups(MemoryBody.of(states[0]), whole(states, [1.0, 3.0]), rule, *how) as groups:
+    with combined_groups(MemoryBody.of(states[0]), whole(states), rule, *how) as groups:
         fold_updates(groups.base, groups.updates, groups.rule, sink, 64, lambda _: None)
-    torch.testing.assert_close(sink.tensors()["fc.weight"], torch.eye(3, 4) * 2)
+    assert torch.equal(sink.tensors()["fc.weight"], states[1]["fc.weight"])
