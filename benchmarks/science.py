@@ -16,7 +16,7 @@ from pathlib import Path
 from rows import GIB, Row, by_name, measure_parts
 from running import JOBS, compare, rows_of_rounds, run
 
-from flstream.job.sections import METHODS
+from flstream.job.aggregation_section import METHODS
 from flstream.runs.summary import Summary
 from flstream.units import format_bytes
 

@@ -129,6 +129,20 @@ def run_started(**facts: Any) -> RunStarted:
     return RunStarted(**job | metric | facts)
 
 
+def round_finished(number: int, **facts: Any) -> RoundFinished:
+    """The end of a round of ten seconds, with other facts where they are given."""
+    seconds = {"download": 1.0, "train": 2.0, "upload_and_fold": 3.0, "checkpoint": 4.0}
+    moved = {"down": Transfer(10, 1, 1), "up": Transfer(20, 1, 1)}
+    others = {"digest": f"digest {number}", "weights": {"site-1": 1.0}, "metrics": {"loss": 0.5}}
+    return RoundFinished(round=number, **seconds | moved | others | facts)
+
+
+def evaluated(number: int, accuracy: float | None, **facts: Any) -> Evaluated:
+    """The event of a model's evaluation, with other facts where they are given."""
+    usual = {"metrics": {"accuracy": accuracy}, "seconds": 0.25, "down": Transfer(7, 1, 1)}
+    return Evaluated(round=number, **usual | {"version": number} | facts)
+
+
 class EffectScript:
     """The events of a run of FedAvg: the same for every run of the same job, but for times.
 
@@ -180,13 +194,9 @@ class EffectScript:
     def finished(self, number: int) -> RoundFinished:
         """The end of a round."""
         cost = Transfer(number, 2, 3, number % 2, 0.5)
-        return RoundFinished(
-            round=number,
+        return round_finished(
+            number,
             digest=self.digest(number),
-            download=number / 8,
-            train=1.0,
-            upload_and_fold=2.0,
-            checkpoint=3.0,
             weights=dict.fromkeys(SITES, 1.0),
             metrics={"loss": 1 / number} if number != 2 else {},
             down=cost,
@@ -199,14 +209,7 @@ class EffectScript:
         if self._every == 0 or (number % self._every and number != self.rounds):
             return None
         # Up and down, with a tie for the best, and once not a number.
-        metrics = {"accuracy": None if number == 3 else float(number * 5 % 7 // 2)}
-        return Evaluated(
-            round=number,
-            metrics=metrics,
-            seconds=0.25,
-            down=Transfer(7, 1, 1),
-            version=number,
-        )
+        return evaluated(number, None if number == 3 else float(number * 5 % 7 // 2))
 
     def evaluation(self, number: int) -> list[AnyEvent]:
         """An evaluation where one is due, if only as the round is the last."""

@@ -31,10 +31,7 @@ examine(Path("w.safetensors"), stats=True, verify=True, diff=Path("w.npz"))
 """
 OF_OTHERS = {"server", "client", "streaming", "aggregation", "codecs", "filters"}
 PROGRAMS = {
-    "import flstream.cli.app": {
-        *("torch", "numpy", "pydantic", "pyhocon", "psutil", "matplotlib", "jinja2")
-    },
-    "import flstream.report.matplotlib_style": {"matplotlib.pyplot"},
+    "import flstream.cli.app": {*("torch", "numpy", "pydantic", "pyhocon", "psutil", "jinja2")},
     "import flstream.simulation.launcher, flstream.report.running": {
         *("torch", *(f"flstream.{room}" for room in OF_OTHERS))
     },

@@ -74,8 +74,7 @@ def _times(ratio: float) -> str:
 def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]]) -> None:
     """Write a PNG file with bars of each part's figures but its start-up."""
     from matplotlib.figure import Figure
-
-    from flstream.report.matplotlib_style import save, series_color, styled
+    from plot_style import save, series_color, styled
 
     with styled():
         heights = [1.3 + 0.36 * len(results) for _, results, _ in parts]

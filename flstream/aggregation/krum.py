@@ -18,7 +18,7 @@ from flstream.aggregation.gram import squared_distances
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Combination, CoordinateFold
 from flstream.errors import AggregationError
-from flstream.job.sections import METHODS
+from flstream.job.aggregation_section import METHODS
 
 
 def krum(updates: int, byzantine: int | None) -> Combination:

@@ -14,7 +14,7 @@ from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update_set import Fold, UpdatePart
-from flstream.job.sections import METHODS, is_own
+from flstream.job.aggregation_section import METHODS, is_own
 
 Combine = Callable[[Array, Array], Array]
 """Function of the values of a block, of shape (updates, numbers), and of the updates' weights.

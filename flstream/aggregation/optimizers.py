@@ -20,7 +20,7 @@ from flstream.aggregation.regions import Region
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.side_layout import SideLayout
 from flstream.errors import CheckpointError
-from flstream.job.sections import ServerOptimizerSection
+from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.model.dtypes import FLOATS, load, numbers_in, store
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Sink, Source, view_of

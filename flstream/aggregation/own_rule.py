@@ -13,7 +13,7 @@ import numpy as np
 from flstream.aggregation.elements import Array
 from flstream.aggregation.rules import LEAST_WEIGHT, MOST_WEIGHT
 from flstream.debugging import code_failed
-from flstream.errors import AggregationError
+from flstream.errors import AggregationError, FlstreamError
 from flstream.job.code import make
 
 
@@ -34,34 +34,42 @@ class Weighs(Protocol):
 
 
 class OwnRule:
-    """A user's own rule, made anew for each walk so that no state of it outlives one."""
+    """A user's own rule, made anew for each walk so that no state of it outlives one.
+
+    Attributes:
+        name: Name of its class, for messages.
+        where: Path of its file.
+        rule: The object of the user's class.
+        folds: Whether it combines values coordinate by coordinate.
+        weighs: Whether it weighs updates.
+    """
 
     def __init__(self, method: str, args: Mapping[str, Any]) -> None:
-        self._where, _, name = method.rpartition(":")
-        self._name = f"{Path(self._where).name}:{name}"
-        with self._guarded(self._name):
-            self._rule = make(method, args)
-        self.folds = callable(getattr(self._rule, "fold", None))
-        self.weighs = callable(getattr(self._rule, "weigh", None))
+        self.where, _, name = method.rpartition(":")
+        self.name = f"{Path(self.where).name}:{name}"
+        with user_code(self.name, self.where):
+            self.rule: Any = make(method, args)
+        self.folds = callable(getattr(self.rule, "fold", None))
+        self.weighs = callable(getattr(self.rule, "weigh", None))
 
     def fold(self, values: Array, weights: Array) -> Array:
         """Combine a block: see :data:`flstream.aggregation.methods.Combine`."""
-        with self._guarded(f"{self._name}.fold"):
-            combined = self._rule.fold(values, weights)
+        with user_code(f"{self.name}.fold", self.where):
+            combined = self.rule.fold(values, weights)
         # Copied, since it is overwritten later, and may be part of what the rule keeps.
         return self._floats("fold", combined, values.shape[1])
 
     def weigh(self, gram: Array, weights: Array) -> Array:
         """Return the weights of the updates: none below 0, and at least one above 0."""
-        with self._guarded(f"{self._name}.weigh"):
-            returned = self._rule.weigh(gram, weights)
+        with user_code(f"{self.name}.weigh", self.where):
+            returned = self.rule.weigh(gram, weights)
         weights = self._floats("weigh", returned, len(gram))
         # A NaN is in no range, either.
         in_range = ((weights >= 0) & (weights <= MOST_WEIGHT)).all()
         if not in_range or not (weights >= LEAST_WEIGHT).any():
             shown = ", ".join(f"{weight:g}" for weight in weights[:8])
             raise AggregationError(
-                f"{self._name}.weigh returned the weights {shown}{', ...' * (len(weights) > 8)}; "
+                f"{self.name}.weigh returned the weights {shown}{', ...' * (len(weights) > 8)}; "
                 "return finite ones of at least 0, not all of them 0"
             )
         return weights
@@ -74,26 +82,34 @@ class OwnRule:
             floats = floats.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise AggregationError(
-                f"{self._name}.{function} returned a {type(returned).__name__}, which is no array "
+                f"{self.name}.{function} returned a {type(returned).__name__}, which is no array "
                 f"of {length} numbers: {error}; return a NumPy array"
             ) from error
         if floats.shape != (length,):
             raise AggregationError(
-                f"{self._name}.{function} returned an array of shape {floats.shape}; "
+                f"{self.name}.{function} returned an array of shape {floats.shape}; "
                 f"return one of shape ({length},)"
             )
         return floats
 
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Name the user's line in an error that the user's code raises."""
-        try:
-            yield
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            code_failed(error)
-            lines = traceback.extract_tb(error.__traceback__)
-            own = [f" in line {frame.lineno}" for frame in lines if frame.filename == self._where]
-            raise AggregationError(
-                f"{what} raised {type(error).__name__}{''.join(own[-1:])}: "
-                f"{error}; mend the rule, and start the run again"
-            ) from error
+
+@contextmanager
+def user_code(what: str, where: str) -> Iterator[None]:
+    """Name the user's line in an error that the user's code raises.
+
+    Args:
+        what: Name of the code.
+        where: Path of its file.
+    """
+    try:
+        yield
+    except FlstreamError:  # a sentence already, or a site's refusal
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        code_failed(error)
+        lines = traceback.extract_tb(error.__traceback__)
+        own = [f" in line {frame.lineno}" for frame in lines if frame.filename == where]
+        raise AggregationError(
+            f"{what} raised {type(error).__name__}{''.join(own[-1:])}: "
+            f"{error}; mend the rule, and start the run again"
+        ) from error

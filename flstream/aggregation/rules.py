@@ -11,9 +11,9 @@ from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
+from flstream.job.aggregation_section import METHODS, AggregationSection, is_own
 from flstream.job.bodies import MAIN
 from flstream.job.code import find
-from flstream.job.sections import METHODS, AggregationSection, is_own
 from flstream.model.dtypes import FLOATS
 from flstream.model.joined import body_of, own_name
 from flstream.model.layout import Layout
@@ -44,6 +44,7 @@ class AggregationRule:
         counts_alike: Whether every update has the same weight.
         mechanism: Mechanism of a private mean; None for the mean as it is. With one, all updates
             count alike, and only floats are aggregated, since no noise is added to other numbers.
+        combined: Names of tensors that were combined in groups, before the walk.
     """
 
     method: str = "mean"
@@ -57,6 +58,7 @@ class AggregationRule:
     fold_rules: Mapping[str, FoldRule] = field(default_factory=dict)
     counts_alike: bool = False
     mechanism: GaussianMechanism | None = None
+    combined: frozenset[str] = frozenset()
 
     @property
     def needs_all_updates(self) -> bool:
@@ -74,6 +76,13 @@ class AggregationRule:
         if is_own(self.method):
             return callable(getattr(find(self.method, "class"), "weigh", None))
         return METHODS[self.method].compares
+
+    @property
+    def combines_groups(self) -> bool:
+        """Whether it is a user's own rule that combines groups of whole tensors."""
+        return is_own(self.method) and callable(
+            getattr(find(self.method, "class"), "combine", None)
+        )
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
         """Return the rule of a fold with a mechanism that makes the mean private."""
@@ -110,7 +119,7 @@ class AggregationRule:
             found_names(f"aggregation.{key}", patterns, layout, self.bodies)
             for key, patterns in (("include", self.include), ("exclude", self.exclude))
         )
-        selected = included - excluded
+        selected = included - excluded - self.combined
         if self.mechanism is None:
             return selected
         return frozenset(name for name in selected if layout.by_name[name].dtype in FLOATS)

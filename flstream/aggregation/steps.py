@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.rules import AggregationRule
-from flstream.job.sections import is_own
+from flstream.job.aggregation_section import is_own
 from flstream.model.digests import BLOCK_BYTES
 from flstream.model.dtypes import unit
 from flstream.model.layout import ALIGNMENT, Layout

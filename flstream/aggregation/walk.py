@@ -27,7 +27,7 @@ from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import BaseValues, Fold, UpdateSet
 from flstream.errors import AggregationError, UpdateRefusedError
-from flstream.job.sections import is_own
+from flstream.job.aggregation_section import is_own
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, INTEGERS, first_not_finite, numbers_in, store
 from flstream.model.source import Sink, Source

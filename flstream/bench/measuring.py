@@ -7,7 +7,7 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -27,16 +27,11 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
-from flstream.telemetry.events import SERVER
 from flstream.telemetry.machine import this_machine
-from flstream.telemetry.memory import ProcessMemory, read_samples
 from flstream.units import format_bytes
 
 # Weights of two models that are compared at a time: 4 MiB of each.
 _STEP = 1 << 20
-
-Traces = dict[str, list[tuple[float, int]]]
-"""Seconds since the first round began, and RSS over idle in bytes, by process."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +67,6 @@ class Result:
     # L2 norm of the difference of the final model from the first case's, divided by that of all
     # changes of the first case's; None where codecs are not compared.
     loss: float | None = None
-    # Memory over time in the first run, of the server and the client with the highest peak.
-    traces: Traces = field(default_factory=dict)
 
     @property
     def median(self) -> Figures | None:
@@ -175,20 +168,16 @@ def _run(plan: BenchPlan, result: Result, work: Path) -> None:
         if summary.status != "finished":
             kind = AbortedError if summary.status == "stopped" else SimulationError
             raise kind(str(summary.error))
-        history, memory = read_history(run.events), summary.memory
-        clients = memory.clients or {SERVER: memory.server}  # inline, there is one process
-        largest = max(clients, key=lambda name: clients[name].over_idle)
-        peaks = {SERVER: memory.server, largest: clients[largest]}
-        result.runs.append(_figures(history.rounds[-1], summary, peaks[largest]))
+        result.runs.append(_figures(read_history(run.events).rounds[-1], summary))
         if len(result.runs) == 1:
             result.digest = summary.model.digest
-            result.traces = _traces(run, history.first_round_began, peaks)
             if plan.with_codecs:
                 result.loss = _loss(run, plan.rounds, work)
 
 
-def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> Figures:
+def _figures(measured: RoundRecord, summary: Summary) -> Figures:
     """Return the figures of a run, of its last round and of its largest client."""
+    memory = summary.memory
     moved = measured.down.bytes + measured.up.bytes
     download, train, upload_and_fold, checkpoint = measured.phases
     return Figures(
@@ -202,25 +191,12 @@ def _figures(measured: RoundRecord, summary: Summary, client: ProcessMemory) -> 
         direct_bytes=measured.down.direct + measured.up.direct,
         requests=measured.down.requests + measured.up.requests,
         rate=moved / (download + upload_and_fold),
-        server_over_idle=summary.memory.server.over_idle,
-        client_over_idle=client.over_idle,
-        total_pss=summary.memory.peak_total_pss,
+        server_over_idle=memory.server.over_idle,
+        # Inline, there is one process.
+        client_over_idle=memory.largest_client if memory.clients else memory.server.over_idle,
+        total_pss=memory.peak_total_pss,
         wall_seconds=summary.wall_seconds,
     )
-
-
-def _traces(run: RunDirectory, began: float, peaks: Mapping[str, ProcessMemory]) -> Traces:
-    """Return the memory of some processes over time, since the first round began."""
-    samples = [sample for sample in read_samples(run.memory) if sample is not None]
-    return {
-        process: [
-            (sample.time - began, max(sample.rss - memory.idle_rss, 0))
-            for sample in samples
-            # A zombie process has no memory.
-            if sample.process == process and sample.time >= began and sample.rss
-        ]
-        for process, memory in peaks.items()
-    }
 
 
 def _loss(run: RunDirectory, last: int, work: Path) -> float:

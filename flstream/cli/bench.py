@@ -14,7 +14,6 @@ from flstream.cli.status import FAILED, STOPPED
 from flstream.errors import AbortedError, UsageError
 
 _STDOUT = "-"
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 def bench(
@@ -67,12 +66,6 @@ def bench(
         str | None,
         typer.Option(help="Write the figures to this file as JSON; - is stdout.", metavar="FILE"),
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw memory over time into this file: .png, .svg or .pdf.", metavar="FILE"
-        ),
-    ] = None,
 ) -> None:
     """Measure transfer modes, codecs and links side by side.
 
@@ -102,12 +95,10 @@ def bench(
         repeat=repeat,
     )
     named = None if json in (None, _STDOUT) else Path(json)
-    for option, path in (("--json", named), ("--plot", plot)):
-        place = path if path is None or path.exists() else path.parent
-        if path is not None and (path.is_dir() or not os.access(str(place), os.W_OK)):
-            raise UsageError(f"{option} {path}: cannot be written; name another file")
-    if plot is not None and plot.suffix.lower() not in _PICTURES:
-        raise UsageError(f"--plot {plot}: the name must end in one of {', '.join(_PICTURES)}")
+    if named is not None:
+        place = named if named.exists() else named.parent
+        if named.is_dir() or not os.access(place, os.W_OK):
+            raise UsageError(f"--json {named}: cannot be written; name another file")
     progress = error_console()
     try:
         with stoppable():
@@ -116,10 +107,6 @@ def bench(
             try:
                 if named is not None:
                     named.write_text(text, encoding="utf-8")
-                if plot is not None:
-                    from flstream.report.bench_plot import draw_memory
-
-                    draw_memory(plan, results, plot)
             except OSError as error:
                 raise UsageError(f"the results cannot be written: {error}") from error
     except (KeyboardInterrupt, AbortedError):

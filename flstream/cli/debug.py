@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, job_file
+from flstream.cli.options import JobPath, Overrides
 from flstream.cli.status import DONE, FAILED, STOPPED
 
 
@@ -44,9 +44,7 @@ def debug(
     if round_number > 1 and run is None:
         raise UsageError("--round goes with --run RUN, whose models it begins with")
     settings = {"engine.type": "inline", "clients.parallel": 1}
-    loaded = load_job(
-        job_file(job), [*(overrides or ()), "tracking={}", "memory_limit=null"], settings
-    )
+    loaded = load_job(job, [*(overrides or ()), "tracking={}", "memory_limit=null"], settings)
     answer = debug_site(loaded, site, round_number, run)
     if answer.failure:
         report_error(f"{site} failed in round {round_number}: {answer.failure}")

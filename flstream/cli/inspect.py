@@ -53,10 +53,7 @@ def inspect(
     chunk_size: Annotated[
         str, typer.Option(help="Longest frame, a multiple of 16 bytes.", metavar="SIZE")
     ] = "2MiB",
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON document, with every name and byte in full."),
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Explain a checkpoint without loading it.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,15 +21,21 @@ Overrides = Annotated[
         help="Override a key of the job file, such as clients.count=4. May be repeated.",
     ),
 ]
-
+Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENGINE",
+        help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
+        "ray or ray:HOST:PORT, on the nodes of a Ray cluster. The same as "
+        "--set engine.type=ENGINE.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, and nothing else on stdout.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 _MOST_CHUNK_BYTES = 1 << 30
-
-
-def job_file(named: Path) -> Path:
-    """Return the path of a job file, from its path or the folder with ``job.conf``."""
-    return named / "job.conf" if os.path.isdir(named) else named
 
 
 def engine_settings(engine: str | None) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
+from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.telemetry import MEMORY_GROUP
 
@@ -53,15 +53,7 @@ def simulate(
             help="With --resume, go back to the end of round K, and do again what came after it.",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Where workers run: local; inline, in this process for breakpoint() and pdb; "
-            "ray or ray:HOST:PORT, on the nodes of a Ray cluster. The same as "
-            "--set engine.type=ENGINE.",
-        ),
-    ] = None,
+    engine: Engine = None,
     pdb: Annotated[
         bool,
         typer.Option(
@@ -70,10 +62,7 @@ def simulate(
             "exception. The same as --set engine.pdb=true.",
         ),
     ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the summary as one JSON document, and nothing else."),
-    ] = False,
+    as_json: AsJson = False,
     memory_limit: Annotated[
         str | None,
         typer.Option(
@@ -98,13 +87,12 @@ def simulate(
 
     spare_output()  # the exit status is the run's, which summary.json tells of as well
 
-    path = job_file(job)
     if from_round is not None and not resume:
         raise typer.BadParameter("it goes with --resume", param_hint="--from-round")
     try:
         with _memory_group() as is_in_group, closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
-            text = ""
+            text, path = "", job / "job.conf" if os.path.isdir(job) else job
             with suppress(OSError), path.open(errors="replace") as file:
                 text = file.read(_MOST_READ)
             words = " ".join([engine or "", *(overrides or ()), text])
@@ -121,7 +109,7 @@ def simulate(
                 "engine.pdb": pdb or None,
                 "memory_limit": memory_limit,
             }
-            loaded = load_job(path, overrides or (), settings)
+            loaded = load_job(job, overrides or (), settings)
             if loaded.memory_limit is not None and not is_in_group:
                 from flstream.telemetry.memory_limit import restart
 

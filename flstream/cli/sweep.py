@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides, Quiet, engine_settings, job_file
+from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
 from flstream.cli.status import DONE, FAILED, STOPPED
 from flstream.errors import UsageError
 
@@ -47,14 +47,8 @@ def sweep(
             show_default="runs/<job>-sweep",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="ENGINE", help="As for simulate: local, inline, or ray[:HOST:PORT]."),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print table.json as one JSON document, and nothing else."),
-    ] = False,
+    engine: Engine = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a job with each combination of settings and seeds, and compare the results.
@@ -74,7 +68,7 @@ def sweep(
     from flstream.sweep.running import Sweep, SweepProgress
     from flstream.text import brief_names
 
-    path, axes = job_file(job), dict[str, list[str]]()
+    axes = dict[str, list[str]]()
     for text in vary or ():
         key, values = parse_axis(text)
         if key in axes:
@@ -84,7 +78,7 @@ def sweep(
     def job_of(point: Point, rounds: int | None) -> Job:
         varied = [f"{key}={value}" for key, value in point.values.items()]
         settings = {**engine_settings(engine), "seed": point.seed, "rounds": rounds}
-        return load_job(path, [*(overrides or ()), *varied], settings)
+        return load_job(job, [*(overrides or ()), *varied], settings)
 
     whole = Sweep(run_dir, job_of, axes, seeds, prune=prune)
     console = make_console()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import Overrides, engine_settings, job_file
+from flstream.cli.options import AsJson, Engine, Overrides, engine_settings
 from flstream.cli.status import DONE, FAILED
 
 
@@ -25,17 +25,8 @@ def validate(
             show_default="runs",
         ),
     ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENGINE",
-            help="Where workers would run, as for flstream simulate: what fits where.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the plan as one JSON document, and nothing else."),
-    ] = False,
+    engine: Engine = None,
+    as_json: AsJson = False,
     schema: Annotated[
         bool,
         typer.Option("--schema", help="Print the JSON schema of job files, which editors use."),
@@ -54,6 +45,7 @@ def validate(
 
     from flstream.errors import UsageError
     from flstream.job import job_schema, load_job
+    from flstream.job.load import job_file
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
     from flstream.simulation.forecast import available_in, lacks
@@ -64,9 +56,8 @@ def validate(
         raise typer.Exit(DONE)
     if job is None:
         raise UsageError("name the job file, or print the schema of job files with --schema")
-    path = job_file(job)
-    loaded = load_job(path, overrides or (), engine_settings(engine))
-    probe, need = check_job(loaded, path)
+    loaded = load_job(job, overrides or (), engine_settings(engine))
+    probe, need = check_job(loaded, job_file(job))
     available = available_in(run_dir or Path("runs"))
     lacking = list(lacks(loaded, probe.layout, need, available))
     console = make_console()

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.adapter_rank import to_rank
 from flstream.client.base import base_model
 from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
@@ -78,6 +79,7 @@ __all__ = [
     "send",
     "shutdown",
     "system_info",
+    "to_rank",
     "train",
 ]
 

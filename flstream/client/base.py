@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from flstream.client.residual import add_residuals
 from flstream.client.seeding import kept_generators
 from flstream.errors import ClientError, ModelError
 from flstream.job.code import make
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.shared_base import SharedBase
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def present_base() -> BaseSection | None:
     return _section
 
 
-def base_model() -> torch.nn.Module:
+def base_model(*, scaling: float | None = None) -> torch.nn.Module:
     """Return the base of ``model.base``, whose tensors all processes of a machine share.
 
     Training code, the evaluator's and ``model.factory`` call it, and build their adapter around the
@@ -45,8 +46,15 @@ def base_model() -> torch.nn.Module:
 
         net = get_peft_model(flare.base_model(), LoraConfig(r=8))
 
+    Under a workflow with a residual beside the adapter (``fedex``, ``flora``), its linear layers
+    add that of the model received last, times the adapter's scaling.
+
     Writing to the base is an error at the task's end that names the parameter. ``.to(dtype)`` makes
     copies of this process's own; name ``model.base.dtype`` instead.
+
+    Args:
+        scaling: Scaling of the adapter, ``lora_alpha / r``, by which a residual is multiplied; None
+            for that of PEFT's layers.
 
     Returns:
         The module. In ``flstream validate``, for which no base is built, it is on torch's meta
@@ -67,6 +75,7 @@ def base_model() -> torch.nn.Module:
     base = _shared_base(_section.digest)
     module = meta_module(_section, base.metadata)
     base.fill(module)
+    add_residuals(module, scaling)
     return module
 
 

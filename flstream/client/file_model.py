@@ -32,7 +32,13 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
     """
 
     def __init__(self, file: BodyFile, path: Path) -> None:
-        self._file, self._path = file, path
+        self._open_file: BodyFile | None = file
+        self._path = path
+
+    def close(self) -> None:
+        """Close the file, whose descriptor may then be another file's."""
+        self._file.close()
+        self._open_file = None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return a copy of a tensor, in memory of its own."""
@@ -43,6 +49,11 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
 
     def __setitem__(self, name: str, tensor: torch.Tensor) -> None:
         """Write a tensor of the same dtype and shape to its place in the file."""
+        if not hasattr(tensor, "dtype"):
+            raise ClientError(
+                f"tensor {name!r} of {self._path} was assigned a {type(tensor).__name__}; assign a "
+                "tensor of the same dtype and shape"
+            )
         spec, memory, scratch = self._spec(name), MemoryBody.of({name: tensor}), Scratch()
         given = memory.layout.by_name[name]
         if (given.dtype, given.shape) != (spec.dtype, spec.shape):
@@ -68,6 +79,14 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._file.layout.find(name) is not None
+
+    @property
+    def _file(self) -> BodyFile:
+        if self._open_file is None:
+            raise ClientError(
+                f"the block of edit({self._path}) is over; read and assign its tensors within it"
+            )
+        return self._open_file
 
     def _spec(self, name: str) -> TensorInfo:
         spec = self._file.layout.find(name)
@@ -116,8 +135,8 @@ def edit(path: str | os.PathLike[str]) -> Iterator[MutableMapping[str, torch.Ten
         fd = open_to_write(place, keep=True)
     except OSError as error:
         raise CheckpointError(f"{place} cannot be edited: {error.strerror}") from error
-    file = BodyFile(str(place), fd)
+    tensors = FileTensors(BodyFile(str(place), fd), place)
     try:
-        yield FileTensors(file, place)
+        yield tensors
     finally:
-        file.close()
+        tensors.close()

@@ -1,4 +1,4 @@
-"""Optimizers whose state lies in mapped files, and that step parameter by parameter."""
+"""Optimizers whose state lies in a mapped file, and that step parameter by parameter."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import ctypes
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flstream.errors import ClientError
+from flstream.model.descriptors import WRITEBACK_BYTES, begin_writeback
+from flstream.telemetry import MEMORY_GROUP
 
 if TYPE_CHECKING:
     import torch
@@ -23,14 +26,18 @@ _SMALL_BYTES = 4096
 
 
 class _MappedStates:
-    """State tensors of parameters in files without names, which end with this process."""
+    """State tensors of parameters in a file without a name, which ends with this process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        with tempfile.TemporaryFile(dir=folder) as file:
+            self._fd, self._end = os.dup(file.fileno()), 0
+        weakref.finalize(self, os.close, self._fd)
         self._mapped: dict[tuple[int, str], torch.Tensor] = {}
+        self._writes_back, self._unsynced = MEMORY_GROUP in os.environ, 0
 
     def take(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
-        """Move the state of a parameter into its files, where it does not lie there yet."""
+        """Move the state of a parameter into the file, where it does not lie there yet."""
         import torch
 
         is_moved = False
@@ -54,24 +61,48 @@ class _MappedStates:
             # Blocks of this size lie where others could not use them, and glibc would keep them.
             ctypes.CDLL(None).malloc_trim(0)
 
+    def wrote(self, state: dict[str, Any]) -> None:
+        """Note that a step has written the state of a parameter."""
+        if self._writes_back:
+            self._unsynced += sum(
+                value.nbytes for value in state.values() if hasattr(value, "nbytes")
+            )
+            if self._unsynced >= WRITEBACK_BYTES:
+                begin_writeback(self._fd, 0, 0)  # all up to the end
+                self._unsynced = 0
+
     def _map(self, like: torch.Tensor) -> torch.Tensor:
-        """Return a tensor in a new file, with the dtype, shape and strides of another."""
+        """Return a tensor in the file, with the dtype, shape and strides of another."""
         import torch
 
         try:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.posix_fallocate(file.fileno(), 0, like.nbytes)
-                content = mmap.mmap(file.fileno(), like.nbytes)
+            os.posix_fallocate(self._fd, self._end, like.nbytes)
+            content = _mapping(self._fd, self._end, like.nbytes)
         except OSError as error:
             raise ClientError(
                 f"{self._folder} has no room for {like.nbytes} bytes of an optimizer's state: "
                 f"{error.strerror}; name a folder on another disk"
             ) from error
+        self._end += like.nbytes + -like.nbytes % mmap.PAGESIZE
         return torch.frombuffer(content, dtype=like.dtype).as_strided(like.shape, like.stride())
 
 
+def _mapping(fd: int, offset: int, count: int) -> ctypes.Array[ctypes.c_char]:
+    """Map bytes of a file; Python's own mapping would keep a descriptor open for each."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    words = ctypes.c_size_t(count), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd
+    address = libc.mmap(None, *words, ctypes.c_long(offset))
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    content = (ctypes.c_char * count).from_address(address)
+    end = weakref.finalize(content, libc.munmap, ctypes.c_void_p(address), words[0])
+    end.atexit = False  # tensors outlive it then
+    return content
+
+
 def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> OptimizerT:
-    """Keep an optimizer's state in mapped files, so that training takes no memory for it.
+    """Keep an optimizer's state in a mapped file, so that training takes no memory for it.
 
     The optimizer then steps parameter by parameter, with torch's single-tensor implementation
     (``foreach=False``), to the same bits. The kernel writes the pages to the disk when memory is
@@ -86,7 +117,7 @@ def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> Optimize
     Args:
         optimizer: AdamW, Adam or SGD of torch, of parameters on the CPU.
         folder: Folder on the disk that takes the state: 8 bytes for each float32 parameter with
-            AdamW. The files have no names, and are gone when the process ends.
+            AdamW. The file has no name, and is gone when the process ends.
 
     Returns:
         The same optimizer.
@@ -104,9 +135,10 @@ def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> Optimize
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        states = _MappedStates(path)
     except OSError as error:
         raise ClientError(f"{path} cannot be used for an optimizer's state: {error}") from error
-    states, stepping = _MappedStates(path), copy.copy(optimizer)
+    stepping = copy.copy(optimizer)
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], float] | None = None) -> Any:
         loss = None
@@ -121,7 +153,9 @@ def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> Optimize
                     alone = {"params": [parameter], "foreach": False, "fused": False}
                     stepping.param_groups = [{**group, **alone}]
                     stepping.step()
-                    states.take(parameter, self.state.get(parameter, {}))
+                    state = self.state.get(parameter, {})
+                    states.take(parameter, state)
+                    states.wrote(state)
         return loss
 
     # A class of its own, so that hooks and schedulers find a method as torch has it.

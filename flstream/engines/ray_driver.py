@@ -59,7 +59,7 @@ class _Node:
         self.name = name
         self.room = room
         self.actor: Any = None
-        self.is_ready = False
+        self.is_ready = self.is_preparing = False
         self.failures = 0  # to start workers, in a row
         self.workers: dict[str, dict[str, socket.socket]] = {}  # their connections, by role
         self.watched: list[tuple[str, int, Sequence[int]]] = []  # for the next poll
@@ -243,6 +243,13 @@ class _Driver:
         until = time.monotonic() + engine.wait
         self._server.send(NodesAwaited())
         await self._wait(lambda: self._seen and all(node.is_ready for node in self._nodes), until)
+        # Imports and a large base take longer on a busy machine; they have limits of their own.
+        await self._wait(
+            lambda: (
+                any(node.is_ready for node in self._nodes)
+                or not any(node.is_preparing for node in self._nodes)
+            )
+        )
         self._has_begun = True
         if room := sum(node.room for node in self._nodes if node.is_ready):
             self._server.send(ClusterReady(room))
@@ -265,9 +272,10 @@ class _Driver:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False),
             )
             node.actor = options.remote()
-            processor = await node.actor.describe.remote(
-                node.name, self._job, self._run, self._nonce, machine.versions
-            )
+            processor = await node.actor.describe.remote(self._run, self._nonce, machine.versions)
+            node.is_preparing = True
+            await node.actor.prepare.remote(node.name, self._job, self._run)
+            node.is_preparing = False
             node.is_ready, self._changed_at = True, time.monotonic()
             self._note_change()
             other = processor if processor != machine.processor else ""

@@ -46,10 +46,8 @@ class NodeHost:
         self._workers: dict[str, Process] = {}
         self._is_polled = threading.Event()
 
-    def describe(
-        self, name: str, job: Job, run: RunDirectory, nonce: str, versions: Mapping[str, str]
-    ) -> str:
-        """Get ready to start workers, and return the name of the processor."""
+    def describe(self, run: RunDirectory, nonce: str, versions: Mapping[str, str]) -> str:
+        """Return the name of the processor of a node that can be used."""
         machine, copy = this_machine(), os.getcwd()
         for library in _EQUAL:
             own, theirs = machine.versions.get(library, "none"), versions.get(library, "none")
@@ -64,21 +62,25 @@ class NodeHost:
         ray = Path(sys.modules["ray"].__file__ or "").resolve().parent
         paths = [path for path in sys.path if not Path(path).resolve().is_relative_to(ray)]
         sys.path[:] = [path for path in paths if path != copy]
+        return machine.processor
+
+    def prepare(self, name: str, job: Job, run: RunDirectory) -> None:
+        """Get ready to start workers: make imports, and build the base that they map."""
+        job = job.moved(Path.cwd())
         self._gpus = GpuDealer(visible_gpus(), job.engine.gpus)
-        self._host = ProcessHost.of(job.moved(Path(copy)))
+        self._host = ProcessHost.of(job)
         self._host.begin()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
-        if job.base is not None:  # which the node's workers map
+        if job.base is not None:
             log = run.log(f"base-builder-{name}")
-            builder = self._host.start(log.stem, _BASE_BUILDER, job.moved(Path(copy)), log)
+            builder = self._host.start(log.stem, _BASE_BUILDER, job, log)
             if builder.exit_code(_BASE_SECONDS) != 0:
                 raise SimulationError(f"it cannot build the base (model.base); see {log.name}")
         self._sampler.__enter__()
         self._sampler.watch(f"{name}/actor", os.getpid())
         self._sampler.watch(f"{name}/{FORK_SERVER}", self._host.fork_server_pid or 0)
         threading.Thread(target=self._end_if_orphaned, daemon=True).start()
-        return machine.processor
 
     def start(
         self, job: Job, run: RunDirectory, name: str, address: str, keys: Mapping[str, bytes]

@@ -6,16 +6,19 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from flstream.errors import CheckpointError, UsageError
+from flstream.inspection.adapters import joined_adapter, residual_beside
 from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.composed import composed
 from flstream.model.formats.opening import CheckpointFile, open_checkpoint
 from flstream.model.order import ORDER, in_order
+from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import kept_files, kept_prefix
 
@@ -38,7 +41,8 @@ def export(path: Path, to: Path) -> Export:
     A folder gets ``model.safetensors``, or ``adapter_model.safetensors`` if the model is the
     adapter of one, and what the run has kept of the model and its tokenizer. A tensor that has
     several names is written once, under the first that the model has. Memory holds a few blocks.
-    For a file of torch, a state dict with all names, memory holds the model.
+    An adapter with a residual beside it is written as one of a larger rank, from memory. For a file
+    of torch, a state dict with all names, memory holds the model.
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory: its final model then.
@@ -66,12 +70,17 @@ def export(path: Path, to: Path) -> Export:
         verify_checkpoint(file)
     folder = run.export_files if location or is_best else None
     names = _exported_names(file, kept_prefix(folder) if folder else "")
+    if is_file and residual_beside(file.path, run) is not None:
+        raise UsageError(
+            f"{file.path.name} has a residual beside it, of which a state dict has no place; "
+            "export to a folder"
+        )
     try:
         if is_file:
             _write_state_dict(file, names, to)
             files = [to]
         else:
-            files = _write_folder(file, names, folder, to)
+            files = _write_folder(file, names, folder, to, run)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or to} cannot be written: {error.strerror}; export to another place"
@@ -91,7 +100,7 @@ def _exported_names(file: CheckpointFile, prefix: str) -> dict[str, str]:
 
 
 def _write_folder(
-    file: CheckpointFile, names: Mapping[str, str], folder: Path | None, to: Path
+    file: CheckpointFile, names: Mapping[str, str], folder: Path | None, to: Path, run: RunDirectory
 ) -> list[Path]:
     if to.is_dir() and any(to.iterdir()):
         raise UsageError(f"{to} has files in it; export to a new folder, or to an empty one")
@@ -100,10 +109,14 @@ def _write_folder(
     to.mkdir(parents=True, exist_ok=True)
     beside = kept_files(folder) if folder is not None else []
     files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
-    weights = to / (_ADAPTER if (to / "adapter_config.json").exists() else _MODEL)
+    config, written = to / "adapter_config.json", cast(Source, file)
+    weights = to / (_ADAPTER if config.exists() else _MODEL)
+    residual = residual_beside(file.path, run)
+    if residual is not None and config.exists():
+        written = joined_adapter(file, residual, config)
     # Only the first of tied names is written, as libraries do that tie them again.
     first = {tensor: name for name, tensor in reversed([*names.items()])}
-    places = {first[spec.name]: (file, spec) for spec in file.layout.tensors}
+    places = {first[spec.name]: (written, spec) for spec in written.layout.tensors}
     write_checkpoint(weights, composed(places), {"format": "pt"})
     return [*files, weights]
 

@@ -24,6 +24,9 @@ PERSONAL = "personal"
 CONTROL = "control"
 """SCAFFOLD's control variates: those of the server, and a site's part of the next ones."""
 
+RESIDUAL = "residual"
+"""Factors of what the mean of adapters leaves, which the base adds: a body of the server's own."""
+
 NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"
 """The number of steps of a training in the ``meta`` of its answer, as in NVFlare."""
 
@@ -48,6 +51,7 @@ RESERVED_NAMES = frozenset(
         "site_name",
         "step",
         "task",
+        "tensors",
     }
 )
 """Names that a body may not have: a file's, a value's in the ``meta`` of models and answers, or an

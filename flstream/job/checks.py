@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from flstream.job.aggregation_section import METHODS
 from flstream.job.conditions import read_condition
 from flstream.job.keys import WORKFLOW
 from flstream.job.problems import MISSING, Problem, given_clause
-from flstream.job.sections import EPSILON, METHODS, RUN
+from flstream.job.sections import EPSILON, RUN
 from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
-    from flstream.job.sections import EvaluateSection, TrainSection
     from flstream.job.stage import Stage
+    from flstream.job.train_section import EvaluateSection, TrainSection
 
 
 def contradictions(job: Job) -> Iterator[Problem]:

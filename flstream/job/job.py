@@ -18,30 +18,26 @@ from pydantic import (
     model_validator,
 )
 
+from flstream.job.aggregation_section import AggregationSection, ServerOptimizerSection
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.fields import Allowed, Count, MemoryLimit, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
+from flstream.job.model_section import BaseSection, ModelSection
 from flstream.job.network_section import NetworkSection
 from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
-    CODE_KEYS,
-    AggregationSection,
-    BaseSection,
     CheckpointsSection,
     ClientsSection,
     EngineSection,
-    EvaluateSection,
-    ModelSection,
     PrivacySection,
-    ServerOptimizerSection,
     StreamingSection,
     TrackingSection,
-    TrainSection,
 )
 from flstream.job.stage import Stage, built_ins, find_workflow
+from flstream.job.train_section import CODE_KEYS, EvaluateSection, TrainSection
 from flstream.telemetry.events import EVALUATOR
 
 # Far more than a run can do, and no more than the records of one can hold.

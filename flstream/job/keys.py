@@ -150,23 +150,16 @@ def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
     return inner if "properties" in inner else None
 
 
-def flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a job file by dotted key, without importing code.
-
-    Args:
-        values: Values of the job file, or of a section of it.
-        above: Dotted name of the section.
-    """
-    for name, value in values.items():
-        key = join(above, name)
-        if key == WORKFLOW and isinstance(value, list):
-            for index, section in enumerate(value):
-                if isinstance(section, Mapping):
-                    yield from flat(section, f"{key}[{index}]")
-        elif isinstance(value, Mapping) and key not in job_keys():
-            yield from flat(value, key)
-        else:
-            yield key, value
+def leaves(values: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a job file by dotted key, each argument by itself."""
+    if above == WORKFLOW and isinstance(values, list):
+        for index, section in enumerate(values):
+            yield from leaves(section, f"{above}[{index}]")
+    elif isinstance(values, Mapping) and (values or not above):
+        for name, value in values.items():
+            yield from leaves(value, join(above, str(name)))
+    else:
+        yield above, values
 
 
 def value_at(values: Any, key: str) -> Any:

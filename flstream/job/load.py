@@ -39,7 +39,7 @@ def load_job(
     """Read a job file, apply overrides, and fill in defaults and absolute paths.
 
     Args:
-        path: Path of the job file (HOCON).
+        path: Path of the job file (HOCON), or of the folder with its ``job.conf``.
         overrides: Texts such as `clients.count=4`, with a HOCON value. Each replaces the file's
             value of that key; of several, the last one applies. `${X}` anywhere has the value that
             X has after all of them. All are checked like the file.
@@ -51,9 +51,7 @@ def load_job(
     Raises:
         JobError: The job file has mistakes; the message names all of them.
     """
-    path = Path(os.path.abspath(path))
-    if os.path.isdir(path):
-        raise JobError(path, [Problem("", "is a folder; give the path of the job file in it")])
+    path = job_file(path)
     if not os.path.exists(path):
         siblings = []
         with suppress(OSError):  # no folder, or one that may not be listed
@@ -64,7 +62,8 @@ def load_job(
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
     parsed, mistaken = _parsed(overrides)
-    parsed += [(key, value) for key, value in (settings or {}).items() if value is not None]
+    own = {key: value for key, value in (settings or {}).items() if value is not None}
+    parsed += own.items()
     hocon = read_hocon(path, parsed)
     problems = [*hocon.problems, *mistaken]
     try:
@@ -77,9 +76,7 @@ def load_job(
             raise JobError(path, [Problem("", what)]) from None
         mistaken_keys = [problem.key for problem in error.problems]
         texts = {text.partition("=")[0].strip(): text.strip() for text in overrides}
-        texts |= {
-            key: f"{key}={value}" for key, value in (settings or {}).items() if value is not None
-        }
+        texts |= {key: f"{key}={value}" for key, value in own.items()}
         given = [
             shortened(text, _MOST_SHOWN)
             for key, text in texts.items()
@@ -88,6 +85,12 @@ def load_job(
         if given:
             raise JobError(f"{path} with {', '.join(given)}", error.problems) from None
         raise
+
+
+def job_file(named: str | Path) -> Path:
+    """Return the absolute path of a job file, from its path or the folder with ``job.conf``."""
+    path = Path(os.path.abspath(named))
+    return path / "job.conf" if os.path.isdir(path) else path
 
 
 def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:

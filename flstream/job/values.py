@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from flstream.errors import UsageError
-from flstream.job.problems import join
 from flstream.text import shortened
 
 if TYPE_CHECKING:
@@ -56,18 +55,6 @@ def render_values(values: Mapping[str, Any]) -> str:
         values: Values by key; a section is a mapping. They are not checked.
     """
     return "\n".join(_lines(values, None, 0)) + "\n"
-
-
-def settings_of(values: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Return the values of a job file as HOCON by their dotted names, those of sections within."""
-    settings: dict[str, str] = {}
-    for name, value in values.items():
-        key = join(above, str(name))
-        if isinstance(value, Mapping) and value:
-            settings |= settings_of(value, key)
-        else:
-            settings[key] = render_value(value)
-    return settings
 
 
 def render_job(job: Job) -> str:

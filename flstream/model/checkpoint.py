@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.copy import copy
 from flstream.model.descriptors import (
+    WRITEBACK_BYTES,
     begin_writeback,
     open_to_write,
     read_at,
@@ -29,11 +30,6 @@ from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
-# Bytes written between two requests to the disk to begin writing. Where a run has a memory limit,
-# all files have such requests: version 1 of control groups slows nobody down who fills a group with
-# pages that the disk has yet to write. Else those that are not durable have none: with 1 GiB at two
-# sites that keep it in files, a round takes 4.0 s, and 4.8 s with them.
-_WRITEBACK_BYTES = 32 << 20
 _KINDS = {"d": "folder", "p": "pipe", "s": "socket"}
 
 
@@ -115,7 +111,7 @@ class BodyFile:
                 f"{error.strerror}"
             ) from error
         self._unsynced += len(view)
-        if self._writes_back and self._unsynced >= _WRITEBACK_BYTES:
+        if self._writes_back and self._unsynced >= WRITEBACK_BYTES:
             begin_writeback(self.fd, 0, 0)  # 0 bytes stand for all up to the end
             self._unsynced = 0
 

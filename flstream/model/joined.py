@@ -144,6 +144,11 @@ def zeros_beside(layout: Layout) -> ZeroSource:
     return ZeroSource(layout.subset({s.name for s in layout.tensors if s.dtype in FLOATS}))
 
 
+def is_sent(body: Layout, model: Layout) -> bool:
+    """Return whether sites send a part of a body: it has names of the model's, and no others."""
+    return body.by_name.keys() <= model.by_name.keys()
+
+
 class WritesRanges(Protocol):
     """A writer of a body by offsets."""
 

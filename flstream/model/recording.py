@@ -30,6 +30,15 @@ _IS_COMPATIBLE = torch.ops.aten._has_compatible_shallow_copy_type.default
 # Arguments of operations that also write tensors which their schema does not name as written, such
 # as a batch norm's running mean, or that compute otherwise where a gradient is wanted.
 _REFUSED = frozenset(("running_mean", "running_var", "train", "training", "hx"))
+# On the CPU, the vectors that are their last results lie by columns; on the meta device, by rows.
+_BY_COLUMNS = torch.ops.aten._linalg_svd.default, torch.ops.aten.linalg_eig.default
+# Their results lie otherwise on the CPU than on the meta device, by no simple rule.
+_COMPUTED = frozenset(
+    (
+        *(torch.ops.aten._fft_c2r.default, torch.ops.aten._fft_r2c.default),
+        *(torch.ops.aten.sort.default, torch.ops.aten.max_unpool2d.default),
+    )
+)
 # They write each element of their first argument, and read none of it.
 _FILLING = frozenset(
     "aten::" + name
@@ -205,6 +214,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if np.broadcast_shapes(*shapes) != tuple(args[0].shape):
                         raise NotRecordedError(f"{func} takes tensors of other shapes")
                 results = metas[id(args[0])]
+            elif func in _COMPUTED:
+                results = tree_map(_as_meta, self._computed(step))
             else:
                 results = _on_meta(func, *tree_map(lambda x: metas.get(id(x), x), (args, kwargs)))
         except NotRecordedError:
@@ -347,7 +358,12 @@ def _on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotRecordedError(f"{func} makes a tensor on the device {device}")
     if device is not None or (not has_tensors and "device" in _arguments(func)):
         kwargs["device"] = torch.device("meta")
-    return func(*args, **kwargs)
+    results = func(*args, **kwargs)
+    if func in _BY_COLUMNS and results[-1].dim() > 1:
+        *others, last = results
+        columns = torch.empty_like(last.mT, memory_format=torch.contiguous_format).mT
+        results = *others, columns
+    return results
 
 
 def _as_meta(value: Any) -> Any:

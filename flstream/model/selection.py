@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flstream.errors import WorkflowError
-from flstream.model.layout import Layout
+
+if TYPE_CHECKING:
+    from flstream.model.layout import Layout
 
 PartOrder = Literal["strided", "in_order"]
 PART_ORDERS: tuple[PartOrder, ...] = ("strided", "in_order")
@@ -46,6 +48,29 @@ def plain_selection(selection: Selection) -> list[Any]:
         [entry.index, entry.count, entry.order] if isinstance(entry, Part) else entry
         for entry in selection
     ]
+
+
+class ModelParts(NamedTuple):
+    """Tensors of a model that the sites of a training are sent, and send back.
+
+    Attributes:
+        receive: The tensors that they are sent when they begin; None for all.
+        send: The tensors that they send back; None for all.
+        late: The tensors that they are sent while they train, of the model that is made then; None
+            for none.
+    """
+
+    receive: Selection | None = None
+    send: Selection | None = None
+    late: Selection | None = None
+
+    def plain(self) -> dict[str, list[Any]]:
+        """Return the parts in the form that the arguments of an effect have."""
+        return {
+            name: plain_selection(selection)
+            for name, selection in self._asdict().items()
+            if selection is not None
+        }
 
 
 def selection_of_plain(plain: Iterable[Any]) -> Selection:

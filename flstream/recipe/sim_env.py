@@ -220,17 +220,11 @@ def run(
     folder = None if run_dir is None else Path(run_dir)
     opened = RunDirectory.reopen if resume else RunDirectory.create
     return _run(
-        lambda: load_job(job_file(job), (), set),
+        lambda: load_job(job, (), set),
         lambda job: opened(job.name, folder),
         resume=resume,
         quiet=quiet,
     )
-
-
-def job_file(named: str | Path) -> Path:
-    """Return the path of a job file, from its path or the folder with ``job.conf``."""
-    path = Path(named)
-    return path / "job.conf" if path.is_dir() else path
 
 
 def refuse_within_run() -> None:

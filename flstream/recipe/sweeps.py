@@ -10,7 +10,7 @@ from flstream.errors import UsageError
 from flstream.job import Job, load_job
 from flstream.recipe.arguments import checked
 from flstream.recipe.fed_job import FedJob
-from flstream.recipe.sim_env import RunResult, SimEnv, job_file, refuse_within_run
+from flstream.recipe.sim_env import RunResult, SimEnv, refuse_within_run
 from flstream.report.console import make_console
 from flstream.sweep.grid import Point
 from flstream.sweep.record import SweepRecord
@@ -101,7 +101,7 @@ def sweep(
         own = {"seed": point.seed, "rounds": rounds}
         values = {**settings, **point.values, **own}
         if not isinstance(job, FedJob):
-            return load_job(job_file(job), (), values)
+            return load_job(job, (), values)
         named = {key: value for key, value in values.items() if value is not None}
         root = Path("runs") if env is None else env.workspace_root
         return job.resolve(named, root / "models")[0]

@@ -6,5 +6,5 @@
 - ``page`` and its templates: the page of a run or several, the index of runs, the notebook's cell;
 - ``live``: progress of a run on a terminal or in a log;
 - ``running``: a run under way, and at its end;
-- ``checkpoint``, ``forecast``, ``bench_table``, ``bench_plot``: results of other commands.
+- ``checkpoint``, ``forecast``, ``bench_table``: results of other commands.
 """

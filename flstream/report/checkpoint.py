@@ -80,11 +80,8 @@ def print_json(console: Console, document: Mapping[str, Any]) -> None:
 
 def _print(console: Console, lines: Sequence[str]) -> None:
     """Print lines without rich, which takes a second for a megabyte."""
-    try:
-        console.file.writelines(f"{line}\n" for line in lines)
-        console.file.flush()
-    except BrokenPipeError:
-        console.on_broken_pipe()
+    console.file.writelines(f"{line}\n" for line in lines)
+    console.file.flush()
 
 
 def _run_lines(run: InspectedRun, width: int | None) -> list[str]:

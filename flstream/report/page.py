@@ -238,7 +238,7 @@ def _keys_of(named: str, keys: Sequence[str]) -> list[str]:
     Raises:
         UsageError: No run has such a key.
     """
-    own = [key for key in keys if key == named or key.startswith(f"{named}.")]
+    own = [key for key in keys if key == named or key.startswith((f"{named}.", f"{named}["))]
     if not own:
         raise _unknown("--group-by", named, keys)
     return own

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from msgspec import UNSET
 from flstream.errors import SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.hocon import read_hocon
-from flstream.job.keys import flat, keys_in
-from flstream.job.values import render_value, settings_of
+from flstream.job.keys import keys_in, leaves
+from flstream.job.values import render_value
 from flstream.report.memory_curves import HELPERS, MemoryCurves, RunningClock, read_memory
 from flstream.report.site_errors import SiteError, site_errors
 from flstream.report.text import counted
@@ -37,11 +38,11 @@ _MOST_JSON_BYTES = 64 << 20
 
 
 class Setting(NamedTuple):
-    """Key of the job file with its value as text, and whether that is the default."""
+    """Value of a job file's key as HOCON, and whether that is the default."""
 
     value: str
-    meaning: str
-    is_default: bool
+    meaning: str = ""  # empty where runs are compared
+    is_default: bool = False
 
 
 class LoggedCurve:
@@ -102,8 +103,7 @@ class RunRecord:
     split: Mapping[str, Mapping[str, int]]  # examples by label at each site that recorded them
     resumed_at: Sequence[float]  # seconds of running time
     seconds: float  # for which the run was going on
-    settings: Mapping[str, Setting]  # of one run alone: to read them takes a sixth of a second
-    values: Mapping[str, str]  # of the settings, as HOCON
+    settings: Mapping[str, Setting]  # by dotted key
     versions: Mapping[str, str]  # that the run had, by name
     notes: Sequence[str]  # sentences about what is missing or damaged
     cross_site: Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by scoring site and owner
@@ -113,6 +113,11 @@ class RunRecord:
     def name(self) -> str:
         """Name of the job, or without one of the folder."""
         return self.summary.job or self.path.name
+
+    @cached_property
+    def values(self) -> Mapping[str, str]:
+        """Values of the settings, as HOCON."""
+        return {key: setting.value for key, setting in self.settings.items()}
 
     @property
     def over_idle(self) -> Mapping[str, np.ndarray]:
@@ -130,8 +135,8 @@ def read_run(
 ) -> RunRecord:
     """Read a run directory; by default, its lock shows whether the run goes on.
 
-    Of one of many runs, tracebacks are left out, and the meanings of settings where the summary has
-    the values.
+    Of one of many runs, tracebacks are left out, and settings are those of the summary, if it has
+    them.
     """
     run = RunDirectory(path.absolute())
     try:
@@ -177,8 +182,9 @@ def _read(run: RunDirectory, *, is_running: bool, is_one_of_many: bool) -> RunRe
             notes.append("There is no summary.json: the run was cut off before it wrote one.")
     if summary is None:
         summary = _summary_of_events(history, memory, clock)
-    has_values = is_one_of_many and bool(summary.settings)
-    settings, values = ({}, summary.settings) if has_values else _read_settings(run, notes)
+    # To read the job file takes a sixth of a second.
+    written: Mapping[str, str] = summary.settings if is_one_of_many else {}
+    settings = {key: Setting(value) for key, value in written.items()} or _settings(run, notes)
     status = "unfinished" if summary.status == "running" else summary.status
     scores = dict[str, dict[str, dict[str, float | None]]]
     return RunRecord(
@@ -192,7 +198,6 @@ def _read(run: RunDirectory, *, is_running: bool, is_one_of_many: bool) -> RunRe
         resumed_at=clock.starts[1:],
         seconds=summary.wall_seconds or clock.seconds,
         settings=settings,
-        values=values,
         versions=_read_json(run.versions, dict[str, str], notes) or {},
         notes=notes,
         cross_site=_read_json(run.cross_site_results, scores, notes) or {},
@@ -200,26 +205,31 @@ def _read(run: RunDirectory, *, is_running: bool, is_one_of_many: bool) -> RunRe
     )
 
 
-def _read_settings(
-    run: RunDirectory, notes: list[str]
-) -> tuple[dict[str, Setting], dict[str, str]]:
+def _settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
     """Read the job file alone, since files that it names may be gone."""
+    settings: dict[str, Setting] = {}
     if not run.job_file.exists():
-        return {}, {}
+        return settings
     try:
         hocon = read_hocon(run.job_file)
         if hocon.problems:
             raise JobError(run.job_file, hocon.problems)
-        settings, keys = {}, keys_in(hocon.values)
-        for name, value in flat(hocon.values):
-            key = keys.get(name)
+        keys = keys_in(hocon.values)
+        for name, value in leaves(hocon.values):
+            key = next((keys[part] for part in _with_sections(name) if part in keys), None)
             is_default = key is not None and not key.required and value == key.default
             meaning = "An argument of the workflow, as written." if key is None else key.meaning
             settings[name] = Setting(render_value(value), meaning.partition("\n")[0], is_default)
-        return settings, settings_of(hocon.values)
     except JobError as error:
         notes.append(f"job.conf is damaged, so no settings are shown: {error.problems[0]}.")
-        return {}, {}
+    return settings
+
+
+def _with_sections(key: str) -> Iterator[str]:
+    """Yield a dotted key, and the sections that it is in, from the inside out."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:

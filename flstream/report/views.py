@@ -211,9 +211,9 @@ def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
 
 
 def comparison_table(
-    runs: Sequence[RunRecord], names: Sequence[Link], colors: Sequence[str], *, spread: bool
+    runs: Sequence[RunRecord], names: Sequence[Link], colors: Sequence[str]
 ) -> Table:
-    """Return the table of compared runs, perhaps with rows of mean and spread."""
+    """Return the table of compared runs."""
     last_of = {run.path: last_values(run.summary) for run in runs}
 
     def last(metric: Metric) -> Callable[[RunRecord], float | None]:
@@ -228,12 +228,6 @@ def comparison_table(
     table = Table.of(Column("run", "link"), items, [*columns, *_COST_COLUMNS])
     cells = [row.cells for row in table.rows if isinstance(row, Row)]
     rows = [Row(row, color=color) for row, color in zip(cells, colors, strict=True)]
-    for name, fold in (("mean", mean), ("standard deviation", stdev)) if spread else ():
-        sums: list[Any] = [Link(name, "")]
-        for column, values in list(zip(table.columns, zip(*cells, strict=True), strict=True))[1:]:
-            is_number = column.kind in ("metric", "bytes", "duration") and None not in values
-            sums.append(fold(values) if is_number else None)
-        rows.append(Row(sums, "best" if name == "mean" else ""))
     return replace(table, rows=rows)
 
 

@@ -149,7 +149,6 @@ class History:
         resumes: Events that each sitting but the first began with.
         idle_rss: Resident bytes of each process after its imports, by name.
         peak_rss: Highest resident bytes of each process at its end, by name.
-        first_round_began: When the first round began, in seconds since the epoch; 0 before.
         status: How the run ended; ``running`` where no end of it counts.
         error: Why it failed or was stopped; empty without a reason.
         ended_early: Why there are fewer rounds than the job has; None if there are not.
@@ -178,7 +177,6 @@ class History:
         self.resumes: list[RunResumed] = []
         self.idle_rss: dict[str, int] = {}
         self.peak_rss: dict[str, int] = {}
-        self.first_round_began = 0.0
         self.status: Status = "running"
         self.error = ""
         self.ended_early: str | None = None
@@ -305,7 +303,6 @@ class History:
 
     def _ask(self, event: RoundStarted) -> None:
         self._round_under_way = event.round
-        self.first_round_began = self.first_round_began or event.time
         if event.round != self._last_asked:
             self._phases.clear()
         for site in event.sites:

@@ -16,7 +16,7 @@ from flstream.errors import CheckpointError, UsageError
 from flstream.job import Job, JobError, render_job
 from flstream.job.hocon import read_hocon
 from flstream.job.imports import own_files
-from flstream.job.keys import WORKFLOW, flat
+from flstream.job.keys import WORKFLOW, leaves
 from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 
@@ -169,15 +169,6 @@ def _changes(before: Sequence[JobFile], now: Sequence[JobFile]) -> Iterator[str]
     yield from (f"{name}, which {source} imported, is gone" for name in old)
 
 
-def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a job file by dotted key, each argument by itself."""
-    for key, value in flat(values):
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", inner) for name, inner in value.items())
-        else:
-            yield key, value
-
-
 def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str]) -> Iterator[str]:
     """Yield a clause for each key that differs from the values of the run's job file."""
     written = job.written()
@@ -186,8 +177,8 @@ def _different_keys(job: Job, values: Mapping[str, Any], files: Collection[str])
     if count != job_count:
         stages = ("one section" if n == 1 else f"a list of {n}" for n in (count, job_count))
         yield f"{WORKFLOW} is {next(stages)} there and {next(stages)} here"
-    run_values, job_values = dict(_leaves(values)), dict(_leaves(written))
-    for name in {**run_values, **job_values}:
+    run_values, job_values = dict(leaves(values)), dict(leaves(written))
+    for name in [key for key, value in {**run_values, **job_values}.items() if value != {}]:
         if name.startswith(_FREE) or (count != job_count and name.startswith(WORKFLOW)):
             continue
         old, new = (

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
+from flstream.aggregation.tensor_fold import TensorFold
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
+from flstream.job.aggregation_section import METHODS
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
-from flstream.job.sections import METHODS
 from flstream.model.selection import Part, Selection
 from flstream.server.program_view import Model, SiteModel, Update
 from flstream.server.updates_to_fold import UpdatesToFold
+
+if TYPE_CHECKING:
+    from flstream.aggregation.rules import AggregationRule
 
 # Seconds that a job file may give at most, too.
 _MOST_SECONDS = 10**10
@@ -135,10 +139,10 @@ def check_bodies(job: Job, bodies: Mapping[str, object]) -> None:
                 f"run.initial_model() was given a body named {name!r}; a name has small letters "
                 f"and underscores, and is none of {', '.join(sorted(RESERVED_NAMES))}"
             )
-        if value != "zeros":
+        if value != "zeros" and not callable(value):
             raise WorkflowError(
                 f"run.initial_model({name}={value!r}): a body beside a model begins with zeros; "
-                f'write {name}="zeros"'
+                f'write {name}="zeros", or give it a function that returns shapes by name'
             )
     codecs = job.streaming.codecs
     for key, is_set, what in (
@@ -212,6 +216,44 @@ def check_fold(
         )
 
 
+def check_groups(
+    job: Job,
+    rule: AggregationRule,
+    to_fold: UpdatesToFold,
+    step: ServerStep | None,
+    at: Sequence[str] | None,
+    code: TensorFold | None,
+) -> None:
+    """Refuse a fold of groups of whole tensors that other keys or arguments rule out.
+
+    Args:
+        job: The job.
+        rule: The job's rule.
+        to_fold: The updates, with the rules that they are under.
+        step: The server's step of the workflow's own; None without one.
+        at: Sites of which one is to fold; None for the server.
+        code: Code that the workflow gives the fold; None without any.
+    """
+    if code is None and not rule.combines_groups:
+        return
+    given = f"tensors={code.name}" if code else f"aggregation.method = {job.aggregation.method}"
+    whole = f"run.fold() has {given}, which combines whole tensors"
+    if at is not None:
+        raise MisfitError(f"{whole} in the server's process alone; leave out at")
+    if step is not None or MAIN in to_fold.rules:
+        raise WorkflowError(f"{whole}, and a rule or a step, which is for sums; leave out one")
+    for key, is_set in (
+        ("aggregation.method", code is not None and job.aggregation.method != "mean"),
+        ("aggregation.clip_norm", job.aggregation.clip_norm is not None),
+        ("server_optimizer.type", job.server_optimizer.type != "none"),
+        ("privacy.type", job.privacy.is_on),
+    ):
+        if is_set:
+            raise MisfitError(
+                f"{whole}, and {key} is for numbers one by one; leave out one of the two"
+            )
+
+
 def _check_step(job: Job, step: object) -> None:
     if not (isinstance(step, ServerStep) and is_dataclass(step)):
         raise WorkflowError(
@@ -260,6 +302,7 @@ def check_not_private(job: Job, does: str, instead: str) -> None:
 def fold_rules(
     job: Job,
     bodies: Sequence[str],
+    own: Sequence[str],
     rule: object,
     rules: Mapping[str, object],
 ) -> dict[str, FoldRule]:
@@ -268,6 +311,7 @@ def fold_rules(
     Args:
         job: The job.
         bodies: Names of the bodies beside the model.
+        own: Those that are the server's own, and need no rule.
         rule: The rule of the model; None for the job's way.
         rules: Those of the bodies beside it, by name.
 
@@ -289,7 +333,7 @@ def fold_rules(
             f"run.fold() was given a rule for the body {unknown[0]!r}, which the model does not "
             f'have; begin with run.initial_model({unknown[0]}="zeros")'
         )
-    if missing := [body for body in bodies if body not in by_body]:
+    if missing := [body for body in bodies if body not in {*by_body, *own}]:
         raise WorkflowError(
             f"run.fold() has no rule for the body {missing[0]!r} beside the model; give it "
             f"{missing[0]}=FoldRule(...)"

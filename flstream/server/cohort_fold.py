@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,18 @@ import msgspec
 from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep
-from flstream.aggregation.optimizers import optimizer_for
+from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
+from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
+from flstream.aggregation.tensor_fold import TensorFold
+from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
+from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource
+from flstream.model.source import Sink, Source
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.failures import brief, site_failed
@@ -50,6 +55,7 @@ class CohortFold:
         adopts: Whether the one update becomes the next model as it is.
         step: The server's step of the workflow's own; None for the job's server optimizer.
         keeps_last: Whether the last models of the sites are kept here, as somebody collects them.
+        tensors: The workflow's code that combines groups of tensors; None for the job's, if any.
 
     Attributes:
         rule: How the updates of this fold are combined.
@@ -63,6 +69,7 @@ class CohortFold:
         at: Site in whose process the model was made; empty for the server's.
         is_link: Whether the model's file is that of the update which was adopted.
         checkpoint: Seconds from the end of the walk until the model was durable.
+        numbers: Numbers that the code which combines groups has logged, by key.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class CohortFold:
         adopts: bool = False,
         step: ServerStep | None = None,
         keeps_last: bool = False,
+        tensors: TensorFold | None = None,
     ) -> None:
         self.context = context = state.context
         self.store = store = state.store
@@ -91,7 +99,9 @@ class CohortFold:
         self.at = ""
         self.is_link = False
         self.checkpoint = 0.0
+        self.numbers: Mapping[str, float] = {}
         self._adopts = adopts
+        self._tensors = tensors
         self._base = store.joined(model)
         counts_alike = optimizer is not None and optimizer.counts_alike
         rule = context.rule
@@ -137,7 +147,11 @@ class CohortFold:
             self.is_link, self.checkpoint = True, time.monotonic() - began
             self._note_digest(whole.digest)
             return record
-        walk = adopt_update if self._adopts else partial(fold_updates, earlier=self._sums)
+        walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
+        if self._adopts:
+            walk = adopt_update
+        elif self._tensors is not None or self.rule.combines_groups:
+            walk = self._fold_groups
         with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = partial(walk, self._base, rule=self.rule, sink=sink, on_range=self.progress)
@@ -177,6 +191,26 @@ class CohortFold:
                 break
         self._take(sound)
         return sound, folded
+
+    def _fold_groups(
+        self,
+        base: Source,
+        updates: Sequence[UpdateSource],
+        rule: AggregationRule,
+        sink: Sink,
+        step: int,
+        on_range: Callable[[int], None],
+        optimization: Optimization | None,
+    ) -> str:
+        """Combine groups of tensors, and fold the others; return the next model's digest."""
+        code = self._tensors or own_tensor_fold(rule)
+        path = self.update_store.files(self.to_fold.trainings[0]).folder / "groups.safetensors"
+        budget = self.context.job.aggregation.memory_budget
+        with combined_groups(base, updates, rule, code, path, step, budget, on_range) as groups:
+            self.numbers = groups.numbers
+            return fold_updates(
+                groups.base, groups.updates, groups.rule, sink, step, on_range, optimization
+            )
 
     def progress(self, done: int) -> None:
         """Tell how many bytes of the model are done."""

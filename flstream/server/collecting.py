@@ -11,7 +11,7 @@ import msgspec
 from flstream.aggregation.adoption import adopting, write_site_model
 from flstream.aggregation.steps import plan_step
 from flstream.codecs.update_form import UpdateForm
-from flstream.errors import UpdateRefusedError, WorkflowError
+from flstream.errors import MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
@@ -76,6 +76,11 @@ class ModelCollection:
             )
         check_not_private(self._context.job, "run.collect() takes models of single sites", "")
         base = state.store.handle(state.store.newest.record.version)
+        if own := state.store.own_bodies(base):
+            raise MisfitError(
+                f"run.collect() takes models of sites, and the body {own[0]!r} lies beside the "
+                "run's model, without which a site's is none; leave out the workflow that collects"
+            )
         arguments = {
             "name": name,
             "base": [base.version, base.digest],

@@ -53,6 +53,7 @@ class DiskPlan:
             one model.
         replicas: Number of models in the states of sites that train on with a model and an
             optimizer of their own; each counts as one model.
+        combined: Size in bytes of the file with tensors that are combined in groups, 0 for none.
     """
 
     rounds: int
@@ -64,6 +65,7 @@ class DiskPlan:
     received: int = 0
     site_models: int = 0
     replicas: int = 0
+    combined: int = 0
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -76,6 +78,7 @@ class DiskPlan:
             "the server optimizer's state": self.optimizer_state,
             _counted(self.updates, "update") + " in waiting": self.updates * self.model,
             "the sum of updates and its successor": 2 * self.partial_sum,
+            "tensors combined in groups": self.combined,
             "models as sites received them": self.received * self.model,
             _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
             _counted(self.replicas, "model") + " in sites' states": self.replicas * self.model,
@@ -86,7 +89,7 @@ class DiskPlan:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
         passing = self.updates + self.received + self.site_models + self.replicas
         passing *= self.model
-        passing += 2 * self.partial_sum
+        passing += 2 * self.partial_sum + self.combined
         return max(0, room - passing) // (self.model + self.optimizer_state)
 
     def more_checkpoints(self, done: int, stored: int) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from flstream.errors import SimulationError
-from flstream.model.checkpoint import FileSource
-from flstream.model.order import ORDER
+from flstream.model.source import Source
 from flstream.server.collector import ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.failures import site_failed
@@ -46,23 +46,34 @@ class Evaluator:
         for _ in self._context.pool.prepare(self._lose):
             pass
 
-    def score(self, model: Model, source: FileSource, effect: int, meta: bytes) -> CentralScore:
+    def score(
+        self,
+        model: Model,
+        source: Source,
+        effect: int,
+        meta: bytes,
+        order: str,
+        joined: Sequence[str],
+    ) -> CentralScore:
         """Score a model.
 
         Args:
             model: The model.
-            source: Its body.
+            source: Its body, with the bodies beside it.
             effect: Number of the effect that asks for the score.
             meta: Packed values that the evaluator finds in the model's ``meta``.
+            order: Order of its tensors.
+            joined: Names of the bodies beside it.
 
         Raises:
             SimulationError: The evaluator failed, or sent no metrics.
         """
         job = self._context.job
         seed = site_seed(job.seed, EVALUATOR, model.version, "evaluate", 0)
-        order = source.metadata.get(ORDER, "")
+        rounds, beside = job.planned_rounds, list(joined)
+        task = Task("evaluate", effect, model.round, rounds, meta=meta, order=order, joined=beside)
         spec = TaskSpec(
-            Task("evaluate", effect, model.round, job.planned_rounds, meta=meta, order=order),
+            task,
             model=source,
             sites={EVALUATOR: SiteTask(EVALUATOR, 0, seed, None)},
             name=model.digest,

@@ -9,12 +9,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
+from flstream.aggregation.tensor_fold import TensorFold
 from flstream.errors import WorkflowError
 from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import (
     check_adopted,
     check_bodies,
     check_fold,
+    check_groups,
     check_model,
     fold_rules,
 )
@@ -28,7 +30,7 @@ from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.training_effects import TrainingEffects
 from flstream.server.updates_to_fold import UpdatesToFold
-from flstream.telemetry.events import ModelRecord
+from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
 
@@ -64,7 +66,7 @@ class ModelEffects:
     def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
         """Begin a workflow with a model; see :meth:`flstream.server.run.Run.initial_model`."""
         check_bodies(self._state.context.job, bodies)
-        return self._state.store.begin(version, list(bodies))
+        return self._state.store.begin(version, bodies)
 
     def fold(
         self,
@@ -74,24 +76,32 @@ class ModelEffects:
         bodies: Mapping[str, FoldRule],
         at: Sequence[str] | None,
         step: ServerStep | None,
+        tensors: object = None,
     ) -> Model:
         """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
         state = self._state
         job = state.context.job
         check_model("fold", model)
         state.check_round("fold")
-        rules = fold_rules(job, state.store.bodies(model), rule, bodies)
+        store, code = state.store, None if tensors is None else TensorFold.of(tensors)
+        rules = fold_rules(job, store.bodies(model), store.own_bodies(model), rule, bodies)
         to_fold = UpdatesToFold.of(updates).under(rules)
         to_fold.check_base(model)
         check_fold(job, to_fold, step, at)
+        check_groups(job, state.context.rule, to_fold, step, at, code)
         if at is not None:
+            if beside := store.bodies(model):
+                raise WorkflowError(
+                    f"run.fold() was given at, and the body {beside[0]!r} lies beside the model, "
+                    "which the server's process alone folds; leave out at"
+                )
             state.check_sites("fold", at)
             if in_flight := self._trainings.started.in_flight:
                 raise WorkflowError(
                     f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
                     "flight; take its answer from run.next() first, or leave out at"
                 )
-        return self._once("fold", model, to_fold, at=at, step=step)
+        return self._once("fold", model, to_fold, at=at, step=step, code=code)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
@@ -115,6 +125,7 @@ class ModelEffects:
         *,
         at: Sequence[str] | None = None,
         step: ServerStep | None = None,
+        code: TensorFold | None = None,
     ) -> Model:
         """Fold updates into the next model, which is durable on return, unless that is done."""
         arguments: dict[str, object] = {
@@ -127,6 +138,8 @@ class ModelEffects:
             arguments["at"] = list(at)
         if step is not None:
             arguments["step"] = step.plain()
+        if code is not None:
+            arguments["tensors"] = list(code.plain)
         state = self._state
 
         def do(number: int) -> tuple[FoldResult, ModelRecord]:
@@ -134,8 +147,16 @@ class ModelEffects:
             if at is None:
                 is_adopted = name == "adopt"
                 fold = CohortFold(
-                    state, model, to_fold, adopts=is_adopted, step=step, keeps_last=keeps_last
+                    state,
+                    model,
+                    to_fold,
+                    adopts=is_adopted,
+                    step=step,
+                    keeps_last=keeps_last,
+                    tensors=code,
                 )
+                for training in to_fold.trainings:
+                    training.combines = code is not None
                 return self._make(number, fold, fold.make)
             for training in to_fold.trainings:
                 training.at = at
@@ -178,6 +199,8 @@ class ModelEffects:
             context.emit(
                 received_score(fold.model, result.metrics, columns, has_evaluator=has_evaluator)
             )
+        for key, value in fold.numbers.items():
+            context.emit(SiteLog(round=state.round, site="", key=key, value=value))
         state.warn(self._unchanged.warnings(state.round, fold.unchanged))
         if not fold.is_link:
             state.update_store.folded(to_fold)
@@ -197,7 +220,8 @@ class ModelEffects:
         number, result, model, is_new = done
         assert model is not None
         state = self._state
-        handle = state.store.add(model, number, is_verified=is_new, host=result.at)
+        own = state.store.own_bodies(base)
+        handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
         state.received.add_model(model.version, base.version, to_fold.trainings)
         self._trainings.started.give_late(handle)
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}

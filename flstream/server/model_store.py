@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from flstream.aggregation.fold_rule import ServerStep
@@ -26,6 +27,7 @@ from flstream.runs.retention import Retention
 from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
+from flstream.server.own_bodies import own_body
 from flstream.server.program_view import Model
 from flstream.server.stored_model import StoredModel, opened
 from flstream.streaming.coding import EncoderFor
@@ -88,7 +90,13 @@ class ModelStore:
         return self._models[-1]
 
     def add(
-        self, record: ModelRecord, effect: int, *, is_verified: bool = False, host: str = ""
+        self,
+        record: ModelRecord,
+        effect: int,
+        *,
+        is_verified: bool = False,
+        host: str = "",
+        own: Sequence[str] = (),
     ) -> Model:
         """Take a model in, and return what a workflow sees of it.
 
@@ -97,10 +105,11 @@ class ModelStore:
             effect: Number of the effect that made it; 0 for the initial model.
             is_verified: Whether its file is known to be sound.
             host: Site at which it was folded; empty for the server.
+            own: Names of the bodies beside it that are the server's own.
         """
         assert record.version == len(self._models)
         verified = set(bodies_beside(record)) if is_verified else set()
-        self._models.append(StoredModel(record, effect, is_verified, verified, host=host))
+        self._models.append(StoredModel(record, effect, is_verified, verified, host=host, own=own))
         self._present.append(self._models[-1])
         return self.handle(record.version)
 
@@ -131,22 +140,48 @@ class ModelStore:
         """Whether the file of a model is still there."""
         return self.path(self._models[model.version].record).is_file()
 
-    def begin(self, version: int, bodies: Sequence[str]) -> Model:
+    def begin(self, version: int, bodies: Mapping[str, Any]) -> Model:
         """A model with which a workflow begins.
+
+        The server's own bodies are a part of it, and stay.
 
         Args:
             version: Version of the model.
-            bodies: The bodies that it has beside it from here on, by name, which are zeros.
+            bodies: The bodies that it has beside it from here on, by name, which are zeros: as the
+                arguments of :meth:`flstream.server.run.Run.initial_model`.
         """
-        stored = self._models[version]
-        if stored.begun != bodies:
-            stored.begun, stored.beside, stored.joined = bodies, None, None
-        return self.handle(version)
+        stored, handle = self._models[version], self.handle(version)
+        before = stored.begun or {}
+        own = {name: before.get(name) for name in self.own_bodies(handle)}
+        on_record = [name for name, value in own.items() if value is None]
+        begun = {**own, **bodies, **dict.fromkeys(on_record)}
+        if stored.begun != begun:
+            stored.begun, stored.beside, stored.joined = begun, None, None
+        return handle
 
     def bodies(self, model: Model) -> Sequence[str]:
         """Names of the bodies beside a model, which travel and are folded with it."""
         stored = self._models[model.version]
         return list(stored.record.bodies if stored.begun is None else stored.begun)
+
+    def own_bodies(self, model: Model) -> Sequence[str]:
+        """Names of those that are the server's own, of which sites send no part."""
+        stored = self._models[model.version]
+        if stored.begun is None:
+            return stored.own  # known without its files, which may have had to go
+        return [name for name, value in stored.begun.items() if value != "zeros"]
+
+    def shapes_of_own(self, model: Model) -> dict[str, Any]:
+        """Functions of the shapes of the server's own bodies with which a workflow begins."""
+        begun = self._models[model.version].begun or {}
+        return {name: value for name, value in begun.items() if callable(value)}
+
+    def scored(self, model: Model) -> Source:
+        """A model as sites score it: with the server's own bodies, which are a part of it."""
+        own, beside = self.own_bodies(model), self._beside(model)
+        if not own:
+            return self.source(model)
+        return join_bodies({MAIN: self.source(model), **{name: beside[name] for name in own}})
 
     def joined(self, model: Model) -> Source:
         """A model with the bodies beside it as one source, verified once and kept open.
@@ -170,8 +205,17 @@ class ModelStore:
             if stored.begun is None:
                 stored.beside = {name: self._body(stored, name) for name in stored.record.bodies}
             else:
-                stored.beside = {name: zeros_beside(layout) for name in stored.begun}
+                stored.beside = {
+                    name: self._begun(stored, name, value, layout)
+                    for name, value in stored.begun.items()
+                }
         return stored.beside
+
+    def _begun(self, stored: StoredModel, name: str, value: Any, layout: Layout) -> Source:
+        """The body of a name with which a workflow begins."""
+        if value is None:
+            return self._body(stored, name)
+        return zeros_beside(layout) if value == "zeros" else own_body(name, value, layout)
 
     def _body(self, stored: StoredModel, name: str) -> FileSource:
         """Open a body beside a model, and verify it once."""

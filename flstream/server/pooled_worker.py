@@ -22,6 +22,7 @@ from flstream.errors import (
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.text import how_ended
 from flstream.worker.messages import Failed, Stop
 
@@ -112,6 +113,7 @@ class PooledWorker:
         self._ready_seconds = ready_seconds
         self._emit = emit
         self._remedy = remedy
+        self._kills = LimitKills()
         # Processes in a row that did not become ready, and that were lost before they took a task.
         self._failed_starts = 0
         self._lost_in_a_row = 0
@@ -173,6 +175,7 @@ class PooledWorker:
 
     def ready_handle(self) -> WorkerHandle:
         """Return the process, ready for a task; start one if there is none that is fit."""
+        self._kills.renew()
         if self.handle is not None:
             try:
                 self.handle.expect_fit()
@@ -242,9 +245,7 @@ class PooledWorker:
         else:
             reason = f"{self.name} {how_ended(code)}"
             if code == -SIGKILL:
-                from flstream.telemetry.memory_limit import killed_at_limit
-
-                reason += killed_at_limit(self._remedy)
+                reason += self._kills.clause(self._remedy)
             lost = WorkerLostError(reason, exit_code=code)
         if isinstance(error, WorkerLostError):
             lost.site, lost.is_acknowledged = error.site, error.is_acknowledged

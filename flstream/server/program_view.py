@@ -201,6 +201,9 @@ class ProgramOutline(msgspec.Struct):
         collected: How many sites send a model of their own.
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
+        combines: Whether its folds combine groups of whole tensors.
+        own: Functions of the shapes of those that are the server's own, by name; of a user's own
+            workflow they are not known.
         moments: Names of the values that its own step of the server keeps for each number.
         has_replicas: Whether sites train on with a model and an optimizer of their own.
         parts: For each training of parts of a model: how many sites train, and the tensors that
@@ -216,9 +219,11 @@ class ProgramOutline(msgspec.Struct):
     collected: int = 0
     reads: bool = False
     bodies: list[str] = []
+    own: dict[str, Any] = {}
     moments: list[str] = []
     has_replicas: bool = False
     parts: list[tuple[int, dict[str, list[Any]]]] = []
+    combines: bool = False
     misfit: str = ""
     flaw: str = ""
 

@@ -7,8 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
+from flstream.aggregation.tensor_fold import (
+    CombinesGroups,
+    CombineTensor,
+    GroupUpdate,
+    TensorGroup,
+)
 from flstream.errors import WorkflowError
-from flstream.model.selection import PART_ORDERS, Part, PartOrder
+from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
 from flstream.server.arguments import check_model, check_name, selection_of
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.program_view import (
@@ -21,23 +27,25 @@ from flstream.server.program_view import (
     Updates,
 )
 from flstream.server.sampling import sample_sites
-from flstream.server.training import ModelParts
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:
     from flstream.job.stage import WorkflowArgs
     from flstream.runs.stopping import EarlyStopping
+    from flstream.server.own_bodies import ShapesOf
     from flstream.server.play import RunEffects
 
 __all__ = [
     "BestModel",
     "FoldRule",
+    "GroupUpdate",
     "Model",
     "Run",
     "SiteModel",
     "SiteModels",
     "SiteScores",
+    "TensorGroup",
     "Update",
     "Updates",
 ]
@@ -115,18 +123,21 @@ class Run:
         return None if version is None else self._state.store.handle(version)
 
     @uncatchable
-    def initial_model(self, /, **bodies: Literal["zeros"]) -> Model:
+    def initial_model(self, /, **bodies: Literal["zeros"] | ShapesOf) -> Model:
         """The model to begin with: that of the job, or the one that the stage before returned.
 
         Args:
             bodies: Bodies that it is to have beside it, by name, such as ``control="zeros"`` for
                 SCAFFOLD's control variates: a number for each float of the model. Sites find their
                 tensors in ``meta[name]`` of the model that they train, and send what is to be
-                folded in ``meta[name]`` of their answers. Each model made of it has them, too.
+                folded in ``meta[name]`` of their answers. Each model made of it has them, too. A
+                function of the shapes of the model's tensors, by name, that returns shapes by other
+                names makes a body of the server's own: float32 zeros of these shapes, which sites
+                receive and do not send, and which ``run.fold(tensors=...)`` changes.
 
         Raises:
-            WorkflowError: A body has another value than ``"zeros"``, or a name that no file of the
-                run may have.
+            WorkflowError: A body has another value than these, or a name that no file of the run
+                may have.
         """
         return self._effects.models.begin(self._start, bodies)
 
@@ -366,6 +377,7 @@ class Run:
         *,
         at: Sequence[str] | None = None,
         step: ServerStep | None = None,
+        tensors: CombinesGroups | CombineTensor | None = None,
         **bodies: FoldRule,
     ) -> Model:
         """Fold updates into the next model: the job's aggregation, then its server optimizer.
@@ -383,14 +395,21 @@ class Run:
                 server's process. The bits are the same.
             step: A step of the server's from the mean of the updates, in place of the job's server
                 optimizer; None for that.
+            tensors: Code that combines whole tensors, one group of them at a time: an object of a
+                frozen dataclass with the methods ``groups(names)`` and ``combine(group, updates)``
+                (see :class:`CombinesGroups`), or a function of the latter's arguments, for which
+                each tensor is a group. Other tensors take the mean. None for none.
             bodies: Rules of the bodies beside the model, by name.
 
         Raises:
             WorkflowError: There are no updates, one has failed or was trained from another model, a
                 body beside the model has no rule, or ``aggregation.method`` is not the mean, which
                 rules and a step need; or ``at`` names no site, or stands beside rules or a step.
+            AggregationError: Code of ``tensors`` failed, its groups overlap, or it returned other
+                shapes or what is not finite; the message has the line or the tensor.
+            MisfitError: A group takes more than ``aggregation.memory_budget``.
         """
-        return self._effects.models.fold(model, updates, rule, bodies, at, step)
+        return self._effects.models.fold(model, updates, rule, bodies, at, step, tensors)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.

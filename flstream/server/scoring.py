@@ -11,6 +11,7 @@ import msgspec
 
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
+from flstream.model.source import Source
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collecting import ModelCollection
@@ -181,15 +182,17 @@ class ScoringEffects:
     ) -> TaskSpec:
         context, store = self._state.context, self._state.store
         total, order = context.job.planned_rounds, source.metadata.get(ORDER, "")
-        lossy, hosts = None, list[str]()
+        lossy, hosts, joined = None, list[str](), list[str]()
+        scored: Source = source
         if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
             lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
+            scored, joined = store.scored(model), list(store.own_bodies(model))
         return TaskSpec(
-            Task("evaluate", effect, number, total, meta=meta, order=order),
-            model=source,
+            Task("evaluate", effect, number, total, meta=meta, order=order, joined=joined),
+            model=scored,
             sites=tasks,
             name=model.digest,
-            encoder=store.encoder(model.digest, source, lossy),
+            encoder=store.encoder(model.digest, scored, lossy),
             lossy=lossy,
             seconds=seconds,
             hosts=hosts,
@@ -227,7 +230,11 @@ class ScoringEffects:
     ) -> CentralScore | None:
         """Score a model by the evaluator; return None without one."""
         evaluator = self._state.context.evaluator
-        return None if evaluator is None else evaluator.score(model, source, number, meta)
+        if evaluator is None:
+            return None
+        store, order = self._state.store, source.metadata.get(ORDER, "")
+        own = store.own_bodies(model)
+        return evaluator.score(model, store.scored(model), number, meta, order, own)
 
     def _result(
         self,

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from flstream.job.bodies import CONTROL, DITTO_LAMBDA, FEDDYN_ALPHA, PERSONAL, PROXIMAL_MU
+from flstream.job.bodies import (
+    CONTROL,
+    DITTO_LAMBDA,
+    FEDDYN_ALPHA,
+    PERSONAL,
+    PROXIMAL_MU,
+    RESIDUAL,
+)
 from flstream.job.stage import Stage
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, SiteAnswer
 from flstream.worker.meta import OPTIMIZER_PARAMS, sent_names
@@ -74,6 +81,7 @@ _READERS = {
     DITTO_LAMBDA: "flare.own_model(net), with flare.proximal_term(net) in it,",
     PROXIMAL_MU: "flare.proximal_term(net), or the patch of a trainer,",
     FEDDYN_ALPHA: "flare.DynamicRegulariser(net)",
+    RESIDUAL: "flare.base_model()",
     CONTROL: "flare.ScaffoldControl(net, model)",
     OPTIMIZER_PARAMS: "model.optimizer_params",
 }

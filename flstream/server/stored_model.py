@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSource
@@ -39,11 +40,13 @@ class StoredModel:
         is_verified: Whether this process wrote its file, or has read it and found its digest.
         verified: Names of the bodies beside it of which the same is known.
         source: Its file, once it is open; the header is parsed once.
-        begun: The bodies that a workflow that began with it gives it, by name; None where none did,
-            and those on record count.
+        begun: The bodies that a workflow that began with it gives it, by name: ``"zeros"``, or the
+            function of its shapes, or None for that on record; None where none did, and those on
+            record count.
         beside: The bodies beside it by name, once they are open.
         joined: The model with them as one source.
         host: Site at which it was folded, whose worker offers it; empty for the server.
+        own: Names of the bodies on record that are the server's own, of which sites send no part.
     """
 
     record: ModelRecord
@@ -51,10 +54,11 @@ class StoredModel:
     is_verified: bool = False
     verified: set[str] = field(default_factory=set)
     source: FileSource | None = None
-    begun: Sequence[str] | None = None
+    begun: Mapping[str, Any] | None = None
     beside: dict[str, Source] | None = None
     joined: Source | None = None
     host: str = ""
+    own: Sequence[str] = ()
 
     def close(self) -> None:
         """Close the model's files; they are opened again when they are needed."""

@@ -32,6 +32,7 @@ class TaskPlan(NamedTuple):
         is_inline: Whether updates are so small that they travel in the answers.
         in_files: Whether updates wait in files.
         group: Number of updates that are added to the partial sum at a time; 0 for no sum.
+        combines: Whether groups of whole tensors are combined, which takes updates in files.
     """
 
     own: bool
@@ -39,6 +40,7 @@ class TaskPlan(NamedTuple):
     is_inline: bool
     in_files: bool
     group: int
+    combines: bool = False
 
     def inline_bytes(self, layout: Layout) -> int:
         """Most bytes of an update of a model that travels in the answer; 0 where none does."""
@@ -54,6 +56,7 @@ def plan_task(
     is_read: bool = False,
     at_site: bool = False,
     is_partial: bool = False,
+    combines: bool = False,
 ) -> TaskPlan:
     """Plan a task.
 
@@ -66,13 +69,15 @@ def plan_task(
         at_site: Whether a site folds the updates. Where workers are shared, these write them to
             files: nothing comes to the server.
         is_partial: Whether sites are sent parts of models, which may differ from site to site.
+        combines: Whether the fold combines groups of whole tensors, which it reads in any order.
 
     Raises:
         UsageError: Links are emulated, and sites that share workers are to exchange updates.
     """
     workers = job.clients.workers
     if workers == job.clients.count:
-        return TaskPlan(own=True, sites=1, is_inline=False, in_files=is_read, group=0)
+        in_files = is_read or combines
+        return TaskPlan(True, 1, is_inline=False, in_files=in_files, group=0, combines=combines)
     if at_site and job.network.is_on:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
@@ -87,11 +92,11 @@ def plan_task(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
         )
         sites = 1 if is_partial else max(sites, 1)
-        return TaskPlan(False, sites, is_inline=True, in_files=is_read, group=0)
+        return TaskPlan(False, sites, is_inline=True, in_files=is_read, group=0, combines=combines)
     group = max(4, 2 * workers)
-    if needs_all_updates or is_read or cohort <= group:
+    if needs_all_updates or is_read or combines or cohort <= group:
         group = 0
-    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group)
+    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group, combines=combines)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -118,7 +123,13 @@ def plan_disk(
     optimizer = optimizer_for(job.server_optimizer)
     moments = [step.moments for step in (optimizer, *programs) if step is not None]
     if plan is None:
-        plan = plan_task(job, layout, cohort, needs_all_updates=rule.needs_all_updates)
+        plan = plan_task(
+            job,
+            layout,
+            cohort,
+            needs_all_updates=rule.needs_all_updates,
+            combines=any(program.combines for program in programs),
+        )
     waiting = cohort if plan.in_files else 0
     sums = 0
     if plan.group:
@@ -138,6 +149,7 @@ def plan_disk(
         received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
         replicas=_replicas(job, programs),
+        combined=layout.nbytes if plan.combines else 0,
     )
 
 

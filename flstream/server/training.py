@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
-from flstream.model.selection import Selection, plain_selection
+from flstream.model.selection import ModelParts
 from flstream.runs.site_states import StateVersion
 from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
@@ -145,29 +145,6 @@ class NextResult(msgspec.Struct, frozen=True):
     train: TrainResult
 
 
-class ModelParts(NamedTuple):
-    """Tensors of a model that the sites of a training are sent, and send back.
-
-    Attributes:
-        receive: The tensors that they are sent when they begin; None for all.
-        send: The tensors that they send back; None for all.
-        late: The tensors that they are sent while they train, of the model that is made then; None
-            for none.
-    """
-
-    receive: Selection | None = None
-    send: Selection | None = None
-    late: Selection | None = None
-
-    def plain(self) -> dict[str, list[Any]]:
-        """Return the parts in the form that the arguments of an effect have."""
-        return {
-            name: plain_selection(selection)
-            for name, selection in self._asdict().items()
-            if selection is not None
-        }
-
-
 @dataclass
 class UpdateWait:
     """The waiting of a training's updates in files.
@@ -213,6 +190,7 @@ class SiteTraining:
             is made, or where they are sent none.
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
+        combines: Whether its fold combines groups of whole tensors.
     """
 
     effects: TrainingEffects
@@ -233,6 +211,7 @@ class SiteTraining:
     is_started: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
+    combines: bool = False
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from flstream.errors import MisfitError, SimulationError, WorkflowError
+from flstream.model.selection import ModelParts
 from flstream.server.arguments import (
     check_idle,
     check_model,
@@ -24,13 +25,7 @@ from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
-from flstream.server.training import (
-    ModelParts,
-    NextResult,
-    SiteTraining,
-    TaskCost,
-    TrainResult,
-)
+from flstream.server.training import NextResult, SiteTraining, TaskCost, TrainResult
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values

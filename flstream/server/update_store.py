@@ -95,6 +95,7 @@ class UpdateStore:
             is_read=is_read,
             at_site=bool(training.at),
             is_partial=training.parts is not None,
+            combines=training.combines or self._context.rule.combines_groups,
         )
 
     def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:

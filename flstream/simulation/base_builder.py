@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from flstream.errors import (
 )
 from flstream.job import Job
 from flstream.job.code import raised
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.checkpoint import FileSource, open_blob
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
@@ -132,6 +133,8 @@ def build_for_node(job: Job, log: Path) -> None:
 
 
 def _ready(digest: str, layout: Layout) -> BaseReady:
+    with suppress(OSError):  # another user's file
+        os.utime(base_file(digest))  # by which people find those that no run uses any more
     sizes = [spec.nbytes for spec in layout.tensors if not spec.name.startswith(PADDING)]
     return BaseReady(digest=digest, bytes=sum(sizes), tensors=len(sizes))
 
@@ -197,8 +200,10 @@ def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
         part._buffers[name] = buffer
 
 
-def base_bytes(section: BaseSection | None) -> int:
-    """Return the bytes that a base will have, without building it; 0 without one.
+def base_bytes(section: BaseSection | None) -> tuple[int, int]:
+    """Return the bytes of a base, and those that its factory makes at once; 0 without one.
+
+    It is not built. A folder's weights are mapped, or converted to no more than the base has.
 
     Raises:
         ModelError: It cannot be built.
@@ -206,14 +211,20 @@ def base_bytes(section: BaseSection | None) -> int:
     import torch
 
     if section is None:
-        return 0
+        return 0, 0
     module: Any = meta_module(section, described(section))
+    before = _held_bytes(module)
     own = None if section.hf is None else module.config.dtype
     _cast(module, own if section.dtype is None else getattr(torch, section.dtype))
-    sizes = {
+    size = _held_bytes(module)
+    return size, 0 if section.hf is not None else max(before, size)
+
+
+def _held_bytes(module: torch.nn.Module) -> int:
+    storages = {
         tensor.untyped_storage()._cdata: tensor.nbytes for _, tensor, _ in held_tensors(module)
     }
-    return sum(sizes.values())
+    return sum(storages.values())
 
 
 def _key(section: BaseSection, seed: int) -> str:

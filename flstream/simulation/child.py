@@ -22,7 +22,7 @@ from flstream.client.base import enter_base
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError
 from flstream.job.code import make_importable
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
 from flstream.worker.alias import install as install_alias

@@ -28,6 +28,7 @@ from flstream.engines.processes import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.simulation.child import end_with_peer
 from flstream.telemetry.events import SERVER
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
 from flstream.worker.code import ScriptCode
@@ -103,8 +104,6 @@ def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
 ) -> Failed | Goodbye:
     """Run a command; return the worker's last message, with the cause of its end."""
-    from flstream.telemetry.memory_limit import killed_at_limit, present
-
     # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
     # What a rank that is killed leaves behind, such as a data loader's processes, becomes this
@@ -116,7 +115,7 @@ def _last_message(
     own = {name: value for name, value in os.environ.items() if name not in INHERITED}
     # torchrun leaves a temporary folder behind each time.
     variables = {FOLDER: str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": str(threads)}
-    present()  # kills from here on count
+    kills = LimitKills()
     try:
         process = subprocess.Popen(
             words,
@@ -133,7 +132,7 @@ def _last_message(
     ends = [msgspec.msgpack.decode(path.read_bytes(), type=ScriptEnd) for path in files]
     # Else the kill is another site's. A shell and torchrun outlive the rank that is killed.
     was_killed = code in (-signal.SIGKILL, _SHELL_KILLED) or len(ranks) > len(ends)
-    at_limit = killed_at_limit(", or start fewer ranks") if was_killed else ""
+    at_limit = kills.clause(", or start fewer ranks") if was_killed else ""
     reasons, first = [], None
     for script in sorted(ends, key=lambda script: script.time):
         if script.failure is not None:

@@ -20,6 +20,7 @@ from flstream.job import Job, JobError, Problem
 from flstream.job.bodies import INNER_STEPS
 from flstream.job.checks import workflow_name
 from flstream.job.stage import Stage
+from flstream.model.selection import ModelParts
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collecting import CollectResult
@@ -32,7 +33,7 @@ from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.scoring import ScoreResult
-from flstream.server.training import ModelParts, NextResult, TaskCost, TrainResult
+from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
@@ -91,6 +92,7 @@ class _DryJournal:
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
                 if "step" in arguments:
                     outline.moments = sorted({*outline.moments, *arguments["step"][-1]})
+                outline.combines = outline.combines or "tensors" in arguments
                 self._add(f"{kind} at a site" if "at" in arguments else kind)
             case "evaluate":
                 result = ScoreResult(defaultdict(float), {}, {})
@@ -188,7 +190,10 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
             stage.load_program()(Run(effects, stage.args, stopping, 0, is_last_stage=True))
-            outline.bodies = list(store.bodies(first))
+            own = set(store.own_bodies(first))
+            outline.bodies = [name for name in store.bodies(first) if name not in own]
+            if not stage.is_own:
+                outline.own = store.shapes_of_own(first)
             effects.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)

@@ -18,13 +18,15 @@ import psutil
 
 from flstream.aggregation.accountant import Accounting, epsilon
 from flstream.aggregation.rules import rule_for
+from flstream.errors import FlstreamError, UsageError
 from flstream.filters.chain import remaining
 from flstream.job import Job
 from flstream.job.bodies import MAIN
-from flstream.model.joined import joint_layout, zeros_beside
+from flstream.model.joined import ZeroSource, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
+from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
@@ -90,6 +92,7 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
+        base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
     """
 
@@ -107,11 +110,26 @@ class Forecast:
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
+    base_builder_bytes: int = 0
     building: Building | None = None
 
-    def with_base(self, nbytes: int) -> Forecast:
-        """Return the forecast with a base of so many bytes, which is in memory once."""
-        return replace(self, base_bytes=nbytes, total_bytes=self.total_bytes + nbytes)
+    def with_base(self, nbytes: int, builder_bytes: int) -> Forecast:
+        """Return the forecast with a base, which its builder holds before all others start.
+
+        Args:
+            nbytes: Bytes of the base, which is in memory once.
+            builder_bytes: Bytes of the module in the builder.
+        """
+        total = self.total_bytes + nbytes
+        need = replace(self, base_bytes=nbytes, base_builder_bytes=builder_bytes)
+        return replace(need, total_bytes=max(total, need.building_bytes))
+
+    @property
+    def building_bytes(self) -> int:
+        """Peak memory of all processes while the base is built, or the initial model."""
+        model = 0 if self.building is None else self.building.memory
+        builder = max(self.base_builder_bytes, self.base_bytes + model)
+        return self.imports.shared + _OTHERS_BYTES + builder
 
 
 class Available(NamedTuple):
@@ -170,10 +188,15 @@ def forecast(
     """
     workers, cohort = job.clients.workers, job.clients.cohort_size
     imports = imports or Imports()
-    bodies = [] if not programs else programs[0].bodies
-    beside = {name: zeros_beside(layout).layout for name in bodies}
-    whole = joint_layout({MAIN: layout, **beside}) if bodies else layout
-    update_bytes = _update_bytes(job, layout) + whole.nbytes - layout.nbytes
+    sent = {name: zeros_beside(layout) for program in programs[:1] for name in program.bodies}
+    own = {
+        name: _own_body(name, shapes_of, layout)
+        for program in programs[:1]
+        for name, shapes_of in program.own.items()
+    }
+    beside = {name: body.layout for name, body in {**sent, **own}.items()}
+    whole = joint_layout({MAIN: layout, **beside}) if beside else layout
+    update_bytes = _update_bytes(job, layout) + sum(body.layout.nbytes for body in sent.values())
     chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
@@ -253,6 +276,8 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     memory = limit if limit is not None and is_limited else memory
     if need.total_bytes > memory:
         fewer = job.clients.workers - -(-(need.total_bytes - memory) // need.worker_bytes)
+        if need.building_bytes > memory:  # before there are workers
+            fewer = 0
         change = "make the model smaller, or free memory"
         if need.mode == "native":
             change = "set streaming.mode = pull and leave the chunk sizes at their default"
@@ -286,6 +311,14 @@ def _saved(layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str 
 
     more = size(parts[what]) - layout.nbytes if what in parts else 0
     return more + (size(parts[late]) if late in parts else 0)
+
+
+def _own_body(name: str, shapes_of: ShapesOf, layout: Layout) -> ZeroSource:
+    """Return a body of the server's own; a UsageError says why the model has none."""
+    try:
+        return own_body(name, shapes_of, layout)
+    except FlstreamError as error:
+        raise UsageError(f"workflow.type: {error}") from error
 
 
 def _update_bytes(job: Job, layout: Layout) -> int:

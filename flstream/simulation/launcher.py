@@ -16,7 +16,8 @@ from msgspec import UNSET
 from flstream.engines.processes import FORK_SERVER, Process, ProcessHost
 from flstream.errors import AbortedError, SimulationError, StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.job.values import settings_of
+from flstream.job.keys import leaves
+from flstream.job.values import render_value
 from flstream.runs.history import History, run_started
 from flstream.runs.job_match import render_files
 from flstream.runs.run_directory import RunDirectory
@@ -37,9 +38,9 @@ from flstream.telemetry.events import (
     RoundFinished,
     RunFinished,
     RunRefused,
-    SiteFailed,
     Warned,
 )
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
 from flstream.text import how_ended
@@ -125,7 +126,7 @@ def simulate(
 
                         group = stack.enter_context(limited(job.memory_limit))
                         assert group is not None
-                        follower.group, sampler.on_tick = group, group.peak
+                        follower.limit(group)
                     stack.enter_context(host)
                     if problems := own_code_problems(job, host, stop):
                         raise JobError(f"the job {job.name}", problems)
@@ -192,12 +193,23 @@ class _Follower:
         is_inline: bool,
     ) -> None:
         self.tracker: TrackerThread | None = None
-        self.group: MemoryGroup | None = None
+        self._group: MemoryGroup | None = None
+        self._kills: LimitKills | None = None
         self._history = history
         self._sampler = sampler
         self._listener = listener
         self._on_round = on_round
         self._is_inline = is_inline
+
+    def limit(self, group: MemoryGroup) -> None:
+        """Watch a group around the run's processes."""
+        self._group, self._kills = group, (kills := LimitKills())
+
+        def watch() -> None:
+            group.peak()
+            kills.forget_old()  # those of sites, which the server has told of
+
+        self._sampler.on_tick = watch
 
     def follow(
         self, server: Process, events: socket.socket, stop: Signal, host: ProcessHost
@@ -213,10 +225,8 @@ class _Follower:
         except StreamingError:
             code = server.exit_code(_EXIT_SECONDS)
             end = "has ended, and all other processes" if code is None else how_ended(code)
-            if self.group is not None and code in (None, -signal.SIGKILL):
-                from flstream.telemetry.memory_limit import killed_at_limit
-
-                end += killed_at_limit()
+            if self._kills is not None and code in (None, -signal.SIGKILL):
+                end += self._kills.clause()
             name = FORK_SERVER if code is None else SERVER
             self.end(f"the {name} {end}; go on with --resume")
         finally:
@@ -230,7 +240,7 @@ class _Follower:
         if not self._history.facts.job:  # no server came as far as to say what the run is
             self._history.facts = run_started(job)
         summary, peaks = summarize(self._history), self._sampler.peaks()
-        summary.settings = settings_of(job.written())
+        summary.settings = {key: render_value(it) for key, it in leaves(job.written())}
         processes = self._history.facts.processes
         summary.memory = MemorySummary(
             peaks.get(SERVER, ProcessMemory()),
@@ -238,7 +248,7 @@ class _Follower:
             self._sampler.peak_total_pss,
             dict(self._sampler.nodes) or UNSET,
             peaks.get(EVALUATOR, UNSET),
-            UNSET if self.group is None else self.group.peak(),
+            UNSET if self._group is None else self._group.peak(),
         )
         return summary
 
@@ -285,9 +295,6 @@ class _Follower:
             case NodeJoined(node=node, other_processor=other) if other:
                 message = f"node {node} has another processor ({other}), which may round otherwise"
                 self._history.apply(Warned(message=message))
-            case SiteFailed(reason=text) | Warned(message=text) if self.group is not None:
-                if "memory_limit" in text:  # the server has told of this kill
-                    self.group.explains_kill()
             case RoundFinished() if self._on_round is not None:
                 self._on_round()
         if self._listener is not None:

@@ -17,7 +17,11 @@ from flstream.transport.channel import Signal
 # Protocols of the classes that a section names, one of which they follow. The launcher does not
 # import them.
 _PROTOCOLS = {
-    "aggregation": ("aggregation.own_rule:Folds", "aggregation.own_rule:Weighs"),
+    "aggregation": (
+        "aggregation.own_rule:Folds",
+        "aggregation.own_rule:Weighs",
+        "aggregation.tensor_fold:CombinesGroups",
+    ),
     "filters": ("filters.block:BlockFilter",),
     "streaming": ("codecs.block_codec:BlockCodec", "codecs.frames:FrameCompressor"),
     "tracking": ("tracking.tracker:Tracker",),

@@ -17,6 +17,7 @@ from flstream import errors
 from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, FlstreamError, SimulationError
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel
@@ -51,7 +52,7 @@ class ProcessCall(Generic[ValueT]):
         *args: Any,
         log: Path = Path(os.devnull),
     ) -> None:
-        self._name, self._kind = name, kind
+        self._name, self._kind, self._kills = name, kind, LimitKills()
         ours, theirs = socket.socketpair()
         self._channel = MessageChannel[_Answer](ours, name, _Answer)
         with theirs:
@@ -69,9 +70,9 @@ class ProcessCall(Generic[ValueT]):
             code = self.process.exit_code(_END_SECONDS)
             how = "has hung up" if code is None else how_ended(code)
             if code == -signal.SIGKILL:
-                from flstream.telemetry.memory_limit import killed_at_limit
-
-                how += killed_at_limit() or ": the machine may have too little memory for the model"
+                how += (
+                    self._kills.clause() or ": the machine may have too little memory for the model"
+                )
             raise NoAnswerError(how) from None
         finally:
             self.close()

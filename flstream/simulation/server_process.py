@@ -155,10 +155,6 @@ def server_main(
     ignore_interrupts()
     redirect_output(run.log(SERVER))
     host = inline_host or ProcessHost.forked(launcher)
-    if job.memory_limit is not None:
-        from flstream.telemetry.memory_limit import present
-
-        present()  # kills from here on count
     abort = StopRequest(launcher)
     channel: MessageChannel[AnyEvent] = MessageChannel(launcher, "the launcher", AnyEvent)
     with ExitStack() as stack:

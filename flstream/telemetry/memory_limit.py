@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,6 +56,16 @@ _V1 = _Files(
 )
 
 
+class KillCounts(NamedTuple):
+    """How often a group ran out of memory, and how many of its processes the kernel has killed.
+
+    The second one grows for whatever reason the kernel has; the first one for the group's limit.
+    """
+
+    shortages: int
+    kills: int
+
+
 class MemoryGroup:
     """Control group around the processes of a run.
 
@@ -73,7 +84,9 @@ class MemoryGroup:
         # The group that the owner came from; systemd removes its groups itself.
         self._home = Path(home) if home else None
         self._files = _V2 if (self.path / _V2.limit).exists() else _V1
-        self._highest, self._explained = 0, self._kills()
+        self._highest, self._shortages, self._lock = 0, 0, threading.Lock()
+        self._notices = _shortage_notices(self.path) if self._files is _V1 else None
+        self._explained = self.counts().kills
 
     def peak(self) -> int:
         """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
@@ -82,13 +95,31 @@ class MemoryGroup:
             self._highest = max(self._highest, int((self.path / name).read_text()))
         return self._highest
 
-    def explains_kill(self) -> bool:
-        """Return whether the kernel has killed one more process of the group at the limit."""
-        # The machine, or a group around this one, may have run out of memory before.
-        is_at_limit = not self._has_peak() or self.peak() + _SLACK_BYTES >= self.limit
-        if self._kills() <= self._explained or not is_at_limit:
+    def counts(self) -> KillCounts:
+        """Return what the kernel has counted since the group was made; shortages from this on."""
+        lines = list[str]()
+        with suppress(OSError):
+            lines = (self.path / self._files.events).read_text().splitlines()
+        counts = dict(line.split() for line in lines)
+        kills = int(counts.get("oom_kill", 0))
+        if self._files is _V2:
+            return KillCounts(int(counts.get("oom", 0)), kills)
+        with self._lock:
+            if self._notices is None:  # the kernel does not tell
+                self._shortages = kills
+            else:
+                with suppress(BlockingIOError):  # no further one
+                    self._shortages += os.eventfd_read(self._notices)
+            return KillCounts(self._shortages, kills)
+
+    def explains_kill(self, before: KillCounts) -> bool:
+        """Return whether the limit explains one more kill after others were counted."""
+        counts, known = self.counts(), max(self._explained, before.kills)
+        # In version 1 a shortage of a group around this one is noticed here, too.
+        is_own = self._files is _V2 or self.peak() + _SLACK_BYTES >= self.limit
+        if counts.kills <= known or counts.shortages <= before.shortages or not is_own:
             return False
-        self._explained += 1
+        self._explained = known + 1
         return True
 
     def leave(self) -> None:
@@ -105,6 +136,10 @@ class MemoryGroup:
     def _leave(self) -> None:
         self.peak()
         os.environ.pop(MEMORY_GROUP, None)
+        with self._lock:
+            if self._notices is not None:
+                os.close(self._notices)
+                self._notices = None
         if self._home is None:
             return
         for pid in self._pids():
@@ -117,12 +152,6 @@ class MemoryGroup:
                     _wait(int(pid), deadline - time.monotonic())
         with suppress(OSError):  # then it is as one whose run was killed
             self.path.rmdir()
-
-    def _kills(self) -> int:
-        with suppress(OSError):
-            lines = (self.path / self._files.events).read_text().splitlines()
-            return int(dict(line.split() for line in lines).get("oom_kill", 0))
-        return 0
 
     def _has_peak(self) -> bool:
         return (self.path / self._files.peak).exists()
@@ -137,10 +166,7 @@ _present: dict[tuple[int, str], MemoryGroup] = {}  # by process, as a fork has i
 
 
 def present() -> MemoryGroup | None:
-    """Return the group of the run that this process is a part of; None without a limit.
-
-    Kills before the first call of a process are not explained in it.
-    """
+    """Return the group of the run that this process is a part of; None without a limit."""
     variable = os.environ.get(MEMORY_GROUP)
     if variable is None:
         return None
@@ -151,24 +177,6 @@ def present() -> MemoryGroup | None:
         except ValueError:  # flstream has not set it
             return None
     return _present[key]
-
-
-def killed_at_limit(remedy: str = "") -> str:
-    """Return a clause on a process that the kernel has killed at the limit; each is told once.
-
-    Args:
-        remedy: What may be done instead of raising the limit, as the end of a list.
-
-    Returns:
-        The clause, from its comma on; empty where the limit was not the reason.
-    """
-    group = present()
-    if group is None or not group.explains_kill():
-        return ""
-    return (
-        f", as the processes of the run together reached memory_limit = {format_bytes(group.limit)}"
-        f"; raise it (flstream validate estimates the need){remedy}"
-    )
 
 
 @contextmanager
@@ -248,6 +256,21 @@ def restarted(proc: Path = _PROC) -> Iterator[bool]:
     finally:
         if (group := present()) is not None:
             group.leave()
+
+
+def _shortage_notices(path: Path) -> int | None:
+    """Return an eventfd that counts how often a group of version 1 runs out of memory."""
+    notices = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    try:
+        events = os.open(path / _V1.events, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            (path / "cgroup.event_control").write_text(f"{notices} {events}")
+        finally:
+            os.close(events)
+    except OSError:
+        os.close(notices)
+        return None
+    return notices
 
 
 def remove_leftovers(proc: Path = _PROC) -> None:
@@ -338,6 +361,11 @@ def _delegate(parent: Path, home: Path) -> None:
         own_limit = home / _V2.limit
         if own_limit.exists() and own_limit.read_text().strip() != "max":
             raise OSError(f"{home} has a limit of its own, which a group beside it would evade")
+        # systemd removes a scope without processes, and there would be no way back. Its own group
+        # is one that nobody comes back from.
+        pids = (home / "cgroup.procs").read_text().split()
+        if home.suffix == ".scope" and pids == [str(os.getpid())]:
+            raise OSError(f"{home} has no other process, so systemd would end it")
     elif "memory" not in (parent / "cgroup.subtree_control").read_text().split():
         (parent / "cgroup.subtree_control").write_text("+memory")
 

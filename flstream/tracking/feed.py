@@ -100,20 +100,14 @@ class TrackerFeed:
                 tracker.scalars(GLOBAL, event.round, values, event.time)
 
     def _add_peaks(self, tracker: Tracker, *, is_over: bool = False) -> None:
-        for number, time, highest, total in self._peaks.take(is_over=is_over):
-            points: dict[str, dict[str, float]] = {GLOBAL: {}}
+        for number, time, highest in self._peaks.take(is_over=is_over):
             for process, rss in highest.items():
                 idle = self._idle.get(process)
                 # Memory over idle is known of the server, and of sites' own processes.
                 if idle is not None and not process.startswith("worker-"):
                     source, name = (GLOBAL, "server_") if process == SERVER else (process, "")
-                    over = float(max(rss - idle, 0))
-                    points.setdefault(source, {})[f"memory/{name}over_idle"] = over
-            if total:
-                points[GLOBAL]["memory/all_processes"] = float(total)
-            for source, values in points.items():
-                if values:
-                    tracker.scalars(source, number, values, time)
+                    over = {f"memory/{name}over_idle": float(max(rss - idle, 0))}
+                    tracker.scalars(source, number, over, time)
 
 
 class _MemoryPeaks:
@@ -124,27 +118,21 @@ class _MemoryPeaks:
         # Ends of rounds whose samples are not all read yet; None is of samples of no round.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
-        # By node, which has ticks of its own: the highest sum of a tick, and the last tick.
-        self._totals: dict[str | None, int] = {}
-        self._ticks: dict[str | None, dict[str, int]] = {}
-        # Resident bytes that a process shares with others, as of its last reading of PSS.
-        self._shared: dict[str, int] = {}
 
     def end_round(self, number: int | None, time: float) -> None:
         self._ends.append((number, time))
 
-    def take(self, *, is_over: bool) -> Iterator[tuple[int, float, dict[str, int], int]]:
+    def take(self, *, is_over: bool) -> Iterator[tuple[int, float, dict[str, int]]]:
         """Yield the rounds that have a later sample; all rounds once the run has ended.
 
-        Each with the time of its end, the highest RSS of each process, and the highest sum of all,
-        which has shared pages once; 0 if it is not known.
+        Each with the time of its end, and the highest RSS of each process.
         """
         if not self._ends:
             return  # the samples may wait
         for sample in self._new_samples():
             while self._ends and sample.time > self._ends[0][1]:
                 yield from self._end()
-            self._add(sample)
+            self._rss[sample.process] = max(sample.rss, self._rss.get(sample.process, 0))
         while is_over and self._ends:
             yield from self._end()
 
@@ -155,32 +143,11 @@ class _MemoryPeaks:
                 with suppress(ValueError, RecursionError):
                     yield self._decoder.decode(line)
 
-    def _end(self) -> Iterator[tuple[int, float, dict[str, int], int]]:
+    def _end(self) -> Iterator[tuple[int, float, dict[str, int]]]:
         number, time = self._ends.popleft()
-        for node in self._ticks:
-            self._add_tick(node)
         if number is not None and self._rss:
-            yield number, time, self._rss, sum(self._totals.values())
-        self._rss, self._totals = {}, {}
-
-    def _add(self, sample: Sample) -> None:
-        name = sample.process
-        self._rss[name] = max(sample.rss, self._rss.get(name, 0))
-        own = sample.uss if sample.pss is None else sample.pss
-        if own is not None:
-            self._shared[name] = sample.rss - own
-        tick = self._ticks.setdefault(sample.node, {})
-        if name in tick:
-            self._add_tick(sample.node)
-        tick[name] = sample.rss
-
-    def _add_tick(self, node: str | None) -> None:
-        """Add up a node's samples of one tick, unless shared pages are unknown."""
-        tick = self._ticks[node]
-        if tick.keys() <= self._shared.keys():
-            sizes = (max(rss - self._shared[name], 0) for name, rss in tick.items())
-            self._totals[node] = max(self._totals.get(node, 0), sum(sizes))
-        tick.clear()
+            yield number, time, self._rss
+        self._rss = {}
 
 
 def _named(prefix: str, metrics: Metrics) -> dict[str, float]:

@@ -93,6 +93,8 @@ def names_to_send(
     layout: Layout | None,
     selected: Collection[str] | None,
     held_back: Collection[str],
+    *,
+    is_part: bool = False,
 ) -> tuple[Collection[str], bool]:
     """Return the names of an update's tensors to send, and whether some are missing among them.
 
@@ -105,6 +107,7 @@ def names_to_send(
         layout: Layout of the received model; None if it was not received.
         selected: Names of the layout's tensors that are aggregated; None for all.
         held_back: Names of those that the code did not receive, and need not send.
+        is_part: Whether a body travels beside the model of which nothing is sent.
     """
     if task.kind == "submit_model" and (not names or model.params_type == ParamsType.DIFF):
         what = "no params" if not names else "a difference as its params"
@@ -124,7 +127,7 @@ def names_to_send(
         return names, partial
     if selected is None:
         selected = layout.by_name.keys()
-    if len(selected) == len(layout.tensors) and not held_back:
+    if len(selected) == len(layout.tensors) and not held_back and not is_part:
         return names, partial
     own_name = {name: layout.aliases.get(name, name) for name in names}
     if not partial:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flstream.job.sections import TrainSection
+from flstream.job.train_section import TrainSection
 
 
 class ScriptCode(NamedTuple):

@@ -1,8 +1,9 @@
 """Bodies that travel with a model, as training code's mappings in ``meta``.
 
-A body has a number for each float of the model. Training code that walks over a state dict expects
-all of its names, so a received body also has zeros for the model's integers and bools; and what is
-sent may have them, of which nothing is made.
+A body that sites send a part of has a number for each float of the model. Training code that walks
+over a state dict expects all of its names, so such a body, as it is received, also has zeros for
+the model's integers and bools; and what is sent may have them, of which nothing is made. A body of
+other names is the server's own, and is not sent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flstream.errors import ClientError
 from flstream.job.bodies import CONTROL, MAIN
 from flstream.model.copy import copy
-from flstream.model.joined import ZeroSource, joint_name, part_layout, split
+from flstream.model.joined import ZeroSource, is_sent, joint_name, part_layout, split
 from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
 
@@ -34,6 +35,7 @@ class JoinedBodies:
     Attributes:
         model: Layout of the model alone.
         received_as: Further names of the received ones.
+        has_own: Whether one of them is the server's own.
     """
 
     def __init__(self, names: Sequence[str], joint: Layout, *, has_alias: bool) -> None:
@@ -42,6 +44,8 @@ class JoinedBodies:
         self._sent_as = SENT_AS if has_alias else {}
         self.model = part_layout(joint, MAIN, names) if names else joint
         self._layouts = {name: part_layout(joint, name, names) for name in names}
+        self._sent = [name for name in names if is_sent(self._layouts[name], self.model)]
+        self.has_own = len(self._sent) < len(names)
 
     def taken_apart(
         self, tensors: Params, framework: Framework
@@ -53,6 +57,9 @@ class JoinedBodies:
         params = parts.pop(MAIN)
         layout, bodies = self.model, dict[str, Params]()
         for name, part in parts.items():
+            if name not in self._sent:
+                bodies[name] = part
+                continue
             zeros = layout.subset(layout.by_name.keys() - part.keys(), ())
             body = MemoryBody.allocate(zeros, framework)
             copy(ZeroSource(zeros), body)
@@ -69,7 +76,8 @@ class JoinedBodies:
         ``selected`` names the model's tensors that are aggregated; None is all.
         """
         joint: dict[str, Any] = dict(params)
-        for name, layout in self._layouts.items():
+        for name in self._sent:
+            layout = self._layouts[name]
             sent = meta.get(name, meta.get(self._sent_as.get(name, name)))
             if not isinstance(sent, Mapping):
                 raise ClientError(

@@ -21,6 +21,7 @@ from flstream.client.ranks import RankPlace
 from flstream.client.seeding import seed_everything
 from flstream.client.session import CallName, TaskTurn
 from flstream.errors import ClientError
+from flstream.job.bodies import RESIDUAL
 from flstream.worker.messages import Task
 from flstream.worker.task_model import received_model
 from flstream.worker.worker_info import WorkerInfo
@@ -141,6 +142,11 @@ class RankTurn(TaskTurn):
         """Return the model of rank 0's task with empty ``params``."""
         if self.received is None:
             assert self.site is not None  # the session has the task
+            if RESIDUAL in self._task.joined:
+                raise ClientError(
+                    f"the workflow sends {RESIDUAL!r} beside the model, which rank 0 alone "
+                    "receives; train in one process (train.command)"
+                )
             self.received = received_model(self._task, self.site.name, {})
             if file is not None:
                 self.received.params, self.received.file = None, str(file)

@@ -13,6 +13,7 @@ from flstream.client.base import check_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
+from flstream.client.residual import receive_residuals
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
 from flstream.errors import ClientError, FlstreamError
@@ -104,6 +105,7 @@ class SiteTurn(TaskTurn):
                 is_trained = into is not None or place is not None
                 self.global_params = clones(tensors) if is_trained else tensors
             self.received = received
+        receive_residuals(received.meta)
         self._was_received = True
         if task.parts is not None and task.parts.is_late:
             self._late = LateFetch(self._model, site)
@@ -158,6 +160,7 @@ class SiteTurn(TaskTurn):
     def _release(self) -> None:
         """Drop the model's memory, and the functions of the code's helpers."""
         self.received = self.global_params = None
+        receive_residuals({})
         self.before_keeping = {}
 
     def _reported(self, model: FLModel, site: SiteContext) -> SiteAnswer:
@@ -229,7 +232,8 @@ class SiteTurn(TaskTurn):
             source = file_to_send(site.path_of(model.file), site.name, arrived.joint, task.joined)
             names, partial = names_to_send(source.layout.names, *facts)
             return part_of(source, names), partial
-        names, partial = names_to_send((model.params or {}).keys(), *facts)
+        is_part = joined is not None and joined.has_own
+        names, partial = names_to_send((model.params or {}).keys(), *facts, is_part=is_part)
         params: Params = {name: (model.params or {})[name] for name in names}
         if joined is not None:
             params = joined.put_together(params, model.meta, selected)

@@ -12,23 +12,27 @@ from flstream.aggregation.fold_rule import ServerStep
 from flstream.job.stage import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
+    GroupUpdate,
     Model,
     Run,
     SiteModel,
     SiteModels,
     SiteScores,
+    TensorGroup,
     Update,
     Updates,
 )
 
 __all__ = [
     "FoldRule",
+    "GroupUpdate",
     "Model",
     "Run",
     "ServerStep",
     "SiteModel",
     "SiteModels",
     "SiteScores",
+    "TensorGroup",
     "Update",
     "Updates",
     "WorkflowArgs",

@@ -14,6 +14,9 @@ BUILT_IN = MappingProxyType(
         "ditto": "flstream.workflows.ditto:ditto",
         "feddyn": "flstream.workflows.feddyn:feddyn",
         "fedper": "flstream.workflows.fedper:fedper",
+        "fedex": "flstream.workflows.fedex:fedex",
+        "hlora": "flstream.workflows.hlora:hlora",
+        "flora": "flstream.workflows.flora:flora",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""

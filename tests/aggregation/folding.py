@@ -9,7 +9,7 @@ from flstream.aggregation.optimizers import Optimization, state_layout
 from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
-from flstream.job.sections import AggregationSection
+from flstream.job.aggregation_section import AggregationSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 

@@ -28,7 +28,7 @@ from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.ranked import fraction_trim
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
-from flstream.job.sections import METHODS
+from flstream.job.aggregation_section import METHODS
 from flstream.model.dtypes import BY_CODE, LARGEST, stored, torch_dtype
 
 Array = np.ndarray

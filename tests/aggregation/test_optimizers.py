@@ -10,7 +10,7 @@ from support import COMPLEX, FLOATS, FOLDED, as_bytes, cuts, every_kind, tensor
 from flstream.aggregation.optimizers import ServerOptimizer, nesterov, optimizer_for, state_layout
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import CheckpointError
-from flstream.job.sections import ServerOptimizerSection
+from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.model.memory import MemoryBody
 from flstream.workflows.feddyn import FedDynStep
 

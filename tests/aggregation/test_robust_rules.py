@@ -13,7 +13,7 @@ from support import as_bytes, assert_same_tensors
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, UpdateRefusedError
-from flstream.job.sections import METHODS
+from flstream.job.aggregation_section import METHODS
 
 RULES = {
     "krum": rule_of("krum"),

@@ -16,7 +16,7 @@ from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, UpdateRefusedError, UsageError
-from flstream.job.sections import AggregationSection
+from flstream.job.aggregation_section import AggregationSection
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.dtypes import BY_CODE, first_not_finite, numbers_in, torch_dtype

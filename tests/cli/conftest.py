@@ -31,9 +31,9 @@ CLIENT = """\
 import flstream.client as flare
 flare.init()
 while flare.is_running():
-    model = flare.receive()
+    model, metrics = flare.receive(), None
     {line}
-    flare.send(flare.FLModel(params=model.params))
+    flare.send(flare.FLModel(params=model.params, metrics=metrics))
 """
 
 

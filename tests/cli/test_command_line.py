@@ -3,7 +3,6 @@
 import pytest
 
 import flstream as package
-from flstream.cli.init import TEMPLATES
 
 COMMANDS = ("simulate", "bench", "inspect", "init", "validate", "report")
 
@@ -32,17 +31,3 @@ def test_a_wrong_request_exits_2_with_a_message_and_no_traceback(flstream_here, 
     done = flstream_here(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr
-
-
-def test_the_program_says_what_a_word_may_become(flstream_here, tmp_path, monkeypatch):
-    (tmp_path / "job.conf").touch()
-    for words, offered in (
-        ("init new --template ", list(TEMPLATES)),
-        ("simulate job.conf --run", ["--run-dir"]),
-        ("simulate jo", []),  # so that the shell offers files
-    ):
-        monkeypatch.setenv("_FLSTREAM_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", f"flstream {words}")
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split(" "))))
-        done = flstream_here()
-        assert (done.stdout.split(), done.stderr) == (offered, "")

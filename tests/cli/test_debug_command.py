@@ -7,42 +7,26 @@ import pytest
 from terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("_without_pages")
-CLIENT = """
-import flstream.client as flare
+DRAWS = """\
 import torch
-
-flare.init()
-while flare.is_running():
-    model = flare.receive()
     drawn = torch.rand(3)
     if False:
         breakpoint()
-    params = {name: value + drawn.sum() for name, value in model.params.items()}
-    metrics = {"drawn": float(drawn[0]), "w": float(params["w"][0])}
-    flare.send(flare.FLModel(params, metrics=metrics))
-"""
-JOB = """
-name = debugged
-rounds = 3
-clients { count = 3 }
-workflow { type = TYPE }
-model { factory = "model:build" }
-train { script = client.py }
-"""
-MODEL = """
-import torch
-
-
-def build():
-    return {"w": torch.zeros(4)}
+    for tensor in model.params.values():
+        tensor += drawn.sum()
+    metrics = {"drawn": float(drawn[0]), "w": float(model.params["bias"][0])}
 """
 
 
 @pytest.fixture
-def job(tmp_path):
-    for name, text in (("job.conf", JOB), ("client.py", CLIENT), ("model.py", MODEL)):
-        (tmp_path / name).write_text(text.replace("TYPE", "fedavg"))
-    return tmp_path
+def job(write_job):
+    """The folder of a job whose sites draw what they add."""
+    return write_job(DRAWS, "rounds = 3, clients.count = 3").parent
+
+
+def change(job, old, new):
+    path = job / "client.py"
+    path.write_text(path.read_text().replace(old, new))
 
 
 def answer(run, number, site):
@@ -61,11 +45,11 @@ def files_of(folder):
     }
 
 
-def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job):
+def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job, tmp_path):
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
-    run = job / "run"
+    run = tmp_path / "run"
     before, answered = files_of(run), answer(run, 2, "site-3")
-    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    change(job, "if False", "if True")
     terminal = Terminal("debug", str(job), "--site", "site-3", "--round", "2", "--run", str(run))
     assert "client.py(" in terminal.until("(Pdb) ")
     terminal.enter("p flare.get_site_name(), drawn.shape\n")
@@ -81,7 +65,7 @@ def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job):
 
 
 def test_a_site_that_is_left_in_pdb_ends_like_a_run_that_was_stopped(job):
-    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    change(job, "if False", "if True")
     terminal = Terminal("debug", str(job), "--site", "site-1")
     terminal.until("(Pdb) ")
     terminal.enter("q\n")
@@ -89,11 +73,12 @@ def test_a_site_that_is_left_in_pdb_ends_like_a_run_that_was_stopped(job):
     assert "Traceback" not in terminal.output
 
 
-def test_the_model_of_a_cyclic_round_is_made_by_the_sites_before(flstream_here, job):
-    (job / "job.conf").write_text(JOB.replace("TYPE", "cyclic"))
+def test_the_model_of_a_cyclic_round_is_made_by_the_sites_before(flstream_here, job, tmp_path):
+    with (job / "job.conf").open("a") as file:
+        file.write("\nworkflow.type = cyclic")
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
     done = flstream_here("debug", job, "--site", "site-2", "--round", "3", "--run", "run")
-    value = answer(job / "run", 3, "site-2")["w"]
+    value = answer(tmp_path / "run", 3, "site-2")["w"]
     assert done.returncode == 0
     assert f"w {value:.4f}" in done.stdout
 
@@ -122,19 +107,19 @@ def test_a_site_is_debugged_with_other_settings_than_the_run_had(flstream_here, 
         assert done.returncode == 0, done.stderr
 
 
-def test_where_the_run_is_of_another_job_a_failure_names_the_keys(flstream_here, job):
+def test_where_the_run_is_of_another_job_a_failure_names_the_keys(flstream_here, job, tmp_path):
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
     words = ("--site", "site-1", "--run", "run", "--round", "2", "--set", "workflow.type=cyclic")
     done = flstream_here("debug", job, *words)
     assert done.returncode == 2
     for part in ("effect 1 of the workflow was", "workflow.type is", "there and", "same --set"):
         assert part in done.stderr
-    assert f"flstream debug {job / 'run'} --run" in done.stderr
+    assert f"flstream debug {tmp_path / 'run'} --run" in done.stderr
     assert "--resume" not in done.stderr
     assert ".flstream-debug" not in done.stderr
 
 
-def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(flstream_here, job):
+def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(flstream_here, job, tmp_path):
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
     debug = ("debug", job, "--site", "site-1", "--run", "run", "--round")
     for words, last in ((("4",), 3), (("5", "--set", "rounds=9"), 4)):
@@ -142,19 +127,18 @@ def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(flstream_he
         assert done.returncode == 2
         assert f"name one from 1 to {last}" in done.stderr
     assert flstream_here(*debug, "4", "--set", "rounds=9").returncode == 0
-    os.truncate(job / "run" / "checkpoints" / "round-0001.safetensors", 8)
+    os.truncate(tmp_path / "run" / "checkpoints" / "round-0001.safetensors", 8)
     done = flstream_here(*debug, "2", "--set", "seed=5")
     assert done.returncode == 2
     for part in ("no longer has all that round 2 began with", "needs a model", "and 5 here"):
         assert part in done.stderr
-    assert str(job / "run") in done.stderr
+    assert str(tmp_path / "run") in done.stderr
     assert "--resume" not in done.stderr
     assert ".flstream-debug" not in done.stderr
 
 
 def test_a_site_that_fails_is_told_with_its_traceback(job):
-    failing = CLIENT.replace("if False", "if True").replace("breakpoint()", "1 / 0")
-    (job / "client.py").write_text(failing)
+    change(job, "if False:\n        breakpoint()", "1 / 0")
     terminal = Terminal("debug", str(job), "--site", "site-1")
     terminal.until("ZeroDivisionError: division by zero")
     terminal.until("site-1 failed in round 1")
@@ -162,7 +146,7 @@ def test_a_site_that_fails_is_told_with_its_traceback(job):
 
 
 def test_a_breakpoint_in_an_ordinary_run_says_how_to_debug(flstream_here, job):
-    (job / "client.py").write_text(CLIENT.replace("if False", "if True"))
+    change(job, "if False", "if True")
     done = flstream_here("simulate", job, "--run-dir", "run", "-q")
     assert done.returncode == 1
     assert "flstream debug JOB --site site-" in done.stderr

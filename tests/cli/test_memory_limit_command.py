@@ -32,6 +32,16 @@ TAKES = """\
 if model.current_round == 1 and flare.get_site_name() == "site-2":
         bytearray(os.urandom(1 << 20) * 600)
 """
+# A process of the site's own is killed at the limit, and the site later, by somebody.
+KILLED = """\
+if flare.get_site_name() == "site-2":
+        import signal, subprocess, sys
+        if model.current_round == 1:
+            code = "import os; bytearray(os.urandom(1 << 20) * 2000)"
+            assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
 WAITS = """\
 if model.current_round == 1 and flare.get_site_name() == "site-1":
         import time
@@ -113,6 +123,14 @@ def test_a_site_killed_at_the_limit_is_named_and_a_higher_one_resumes_the_run(wr
     resumed, _ = simulate(job, run, "--memory-limit", MORE, "--resume")
     plain, _ = simulate(job, tmp_path / "plain")
     assert resumed["model"]["digest"] == plain["model"]["digest"]
+
+
+@pytest.mark.usefixtures("no_group_left")
+def test_a_site_that_somebody_kills_is_not_said_to_have_reached_the_limit(write_job, tmp_path):
+    job = write_job("import os\n    " + KILLED)
+    summary, errors = simulate(job, tmp_path / "run", "--memory-limit", "1GiB", status=1)
+    assert summary["failures"][0]["reason"].startswith("site-2 was killed by SIGKILL")
+    assert "memory_limit" not in errors
 
 
 def begun_run(write_job, tmp_path):

@@ -70,31 +70,23 @@ def test_the_page_goes_where_it_is_told_to_and_several_runs_are_compared(flstrea
     assert "page.html cannot be written: No such file or directory" in done.stderr
 
 
-def test_a_folder_of_runs_gets_an_index(flstream_here, tmp_path):
-    (tmp_path / "runs").mkdir()
-    a_run(tmp_path / "runs" / "one")
-    done = flstream_here("report", "runs")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "runs/index.html\n", "")
-    assert 'href="one/report.html"' in (tmp_path / "runs" / "index.html").read_text()
-    assert (tmp_path / "runs" / "one" / "report.html").exists()
-
-
 def test_a_folder_of_runs_is_compared_by_a_key_and_shows_nothing_of_hidden_folders(
     flstream_here, tmp_path
 ):
     (tmp_path / "runs" / ".failed").mkdir(parents=True)
     for name in ("one", "other", ".failed/one-1"):
         run = a_run(tmp_path / "runs" / name)
-        (run / "job.conf").write_text(f"name = {run.name}, workflow {{ type = fedavg }}")
+        workflows = "[{ type = fedavg }, { type = cyclic }]"
+        (run / "job.conf").write_text(f"name = {run.name}, workflow = {workflows}")
     for words in (("--group-by", "workflow"), ("--over", "name")):
         done = flstream_here("report", "runs", *words)
         assert (done.returncode, done.stdout) == (0, "comparison.html\n"), done.stderr
         page = (tmp_path / "comparison.html").read_text()
         assert "2 runs side by side" in page
         assert "one-1" not in page
-    done = flstream_here("report", "runs", "--group-by", "workflow.typ")
+    done = flstream_here("report", "runs", "--group-by", "workflow[0].typ")
     assert done.returncode == 2
-    assert "did you mean workflow.type?" in done.stderr
+    assert "did you mean workflow[0].type?" in done.stderr
     assert not (tmp_path / "runs" / "index.html").exists()
 
 

@@ -1,9 +1,11 @@
 """One base for all sites: same bits as one of each site's own, built once, and never written to."""
 
+import os
 import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -17,8 +19,9 @@ from flstream.client.seeding import seed_everything
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ClientError, ModelError, UsageError
 from flstream.job import JobError
-from flstream.job.sections import BaseSection
+from flstream.job.model_section import BaseSection
 from flstream.model.shared_base import SharedBase, base_file, bases_folder, held_tensors, write_base
+from flstream.simulation.forecast import Available, lacks
 from flstream.simulation.probe import check_job
 
 # Sizes are no multiples of 64 bytes; a weight is tied; a buffer and an attribute are in no state.
@@ -227,6 +230,9 @@ def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs_of_their_own
     more = jobs.go_on(run, script(), BASE, QUIET, model=MODEL)
     assert more.summary.status == "finished", more.summary.error
     assert [path.name for path in bases.iterdir() if path.suffix != ".lock"] == [file.name]
+    os.utime(file, (0, 0))
+    jobs.go_on(run, script(), BASE, QUIET, "rounds=3", model=MODEL)
+    assert file.stat().st_mtime > 0  # so that it is not deleted as one that no run uses
 
 
 def test_two_runs_at_once_share_one_file(jobs_of_their_own, bases):
@@ -246,14 +252,17 @@ def test_validate_says_its_size_and_builds_none(jobs, bases):
     job = jobs.make(script(), BASE, model=MODEL)
     probe, need = check_job(job, jobs.folder / "job.conf")
     assert probe.layout.names == ["adapter.weight"]
-    assert need.base_bytes == probe.base_bytes == SIZE
+    assert probe.base_bytes == (SIZE, SIZE)
+    assert need.base_bytes == need.base_builder_bytes == SIZE
+    room = Available(need.building_bytes - 1, None, jobs.folder)
+    [lack] = lacks(job, probe.layout, replace(need, total_bytes=need.building_bytes), room)
+    assert "parallel" not in lack.change
     assert not bases.exists()
     assert built(jobs.folder) == 0
     half = jobs.make(script(), "model.base={factory=model:base, dtype=bfloat16}", model=MODEL)
-    assert (
-        check_job(half, jobs.folder / "job.conf")[1].base_bytes
-        == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
-    )
+    need = check_job(half, jobs.folder / "job.conf")[1]
+    assert need.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
+    assert need.base_builder_bytes == SIZE  # before it is cast
 
 
 def test_a_base_of_another_dtype_keeps_buffers_of_no_state_and_draws_no_number(

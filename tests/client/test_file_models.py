@@ -243,6 +243,16 @@ def test_edit_reads_copies_and_writes_what_is_assigned(path):
         assert file.metadata() == {"kept": "yes"}
 
 
+def test_after_its_block_edit_touches_no_file(path, tmp_path):
+    with flare.edit(path) as tensors:
+        copied = tensors["w"]
+    with (tmp_path / "other").open("w+b"):  # which has the descriptor now
+        for deed in (lambda: tensors["w"], lambda: tensors.update(w=copied), lambda: len(tensors)):
+            with pytest.raises(ClientError, match="is over; read and assign its tensors within it"):
+                deed()
+    assert (tmp_path / "other").read_bytes() == b""
+
+
 @pytest.mark.parametrize(
     ("deed", "message"),
     [
@@ -250,6 +260,8 @@ def test_edit_reads_copies_and_writes_what_is_assigned(path):
         (lambda tensors: tensors.__setitem__("x", torch.ones(1)), "whose names are fixed"),
         (lambda tensors: tensors.pop("w"), "tensor 'w' stays in"),
         (lambda tensors: tensors.__setitem__("w", torch.ones(3, 2)), "of shape [2, 3], and was"),
+        (lambda tensors: tensors.__setitem__("w", 3.0), "'w' of"),
+        (lambda tensors: tensors.__setitem__("w", [[1.0]]), "was assigned a list; assign a tensor"),
         (lambda tensors: tensors.__setitem__("n", torch.ones(())), "is I64 of shape [], and was"),
     ],
 )

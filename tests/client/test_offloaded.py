@@ -1,5 +1,7 @@
 """An optimizer whose state lies in files: torch's bits, in memory of its own size."""
 
+import errno
+import gc
 import os
 import subprocess
 import sys
@@ -11,7 +13,9 @@ from training_scripts import LARGE, QUIET, plain
 
 import flstream.client as flare
 from flstream.errors import ClientError
+from flstream.telemetry import MEMORY_GROUP
 
+offloaded_states = sys.modules["flstream.client.offloaded"]  # of which a function has the name
 KINDS = {
     "adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, foreach=False),
     "adamw, amsgrad": lambda net: torch.optim.AdamW(
@@ -104,6 +108,56 @@ def test_another_optimizer_or_folder_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ClientError, match="cannot be used for an optimizer's state"):
         flare.offloaded(torch.optim.SGD(net.parameters()), tmp_path / "file")
+
+
+def test_the_states_of_many_parameters_keep_one_descriptor_and_go_with_the_optimizer(tmp_path):
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def mappings() -> int:
+        return Path("/proc/self/maps").read_text().count(str(tmp_path))
+
+    net = [torch.nn.Parameter(torch.ones(2000)) for _ in range(30)]
+    for parameter in net:
+        parameter.grad = torch.ones_like(parameter)
+    before = descriptors()
+    optimizer = flare.offloaded(torch.optim.AdamW(net), tmp_path)
+    optimizer.step()
+    assert descriptors() == before + 1
+    assert mappings() >= 1
+    del optimizer
+    gc.collect()
+    assert (descriptors(), mappings()) == (before, 0)
+
+
+def test_the_disk_begins_to_write_early_where_memory_is_limited(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(offloaded_states, "begin_writeback", lambda *args: written.append(args))
+    net = [torch.nn.Parameter(torch.ones(5 << 20)) for _ in range(3)]  # 20 MiB each
+    for parameter in net:
+        parameter.grad = torch.ones_like(parameter)
+    flare.offloaded(torch.optim.SGD(net, momentum=0.9), tmp_path).step()
+    assert written == []
+    monkeypatch.setenv(MEMORY_GROUP, "1\n2\n\n/")
+    optimizer = flare.offloaded(torch.optim.SGD(net, momentum=0.9), tmp_path)
+    optimizer.step()
+    assert len(written) == 1
+    optimizer.step()
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "mmap"])
+def test_a_full_disk_is_named_with_what_to_do(tmp_path, monkeypatch, call):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    where = os if call == "posix_fallocate" else offloaded_states
+    monkeypatch.setattr(where, call if where is os else "_mapping", full)
+    parameter = torch.nn.Parameter(torch.ones(2000))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = flare.offloaded(torch.optim.SGD([parameter], momentum=0.9), tmp_path)
+    with pytest.raises(ClientError, match=r"has no room for 8000 bytes.*No space left on device"):
+        optimizer.step()
 
 
 MEMORY = """

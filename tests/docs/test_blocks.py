@@ -35,7 +35,7 @@ from test_pages import PAGES, ROOT
 from flstream.__main__ import main
 from flstream.job import load_job
 from flstream.job.hocon import read_hocon
-from flstream.job.keys import flat
+from flstream.job.keys import leaves
 from flstream.report import running
 
 BLOCK = re.compile(
@@ -188,7 +188,7 @@ class Page:
     def _hocon(self, block: Block) -> None:
         part = self.folder / "part.conf"
         part.write_text(block.text)
-        given = {key for key, _ in flat(read_hocon(part).values)}
+        given = {key for key, _ in leaves(read_hocon(part).values)}
         missing = [line for line, others in JOB.items() if given.isdisjoint(others)]
         part.write_text("\n".join([*missing, block.text]))
         defaults = {"client.py": "import flstream.client\n", "model.py": "Net = dict\n"}

@@ -17,7 +17,7 @@ MOVING = page("moving")
 OWN = {
     *("base_model", "edit", "offloaded"),
     *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
-    *("proximal_term", "device", "restore_optimizer", "personal", "own_model"),
+    *("proximal_term", "device", "restore_optimizer", "personal", "own_model", "to_rank"),
 }
 
 

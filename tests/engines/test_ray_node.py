@@ -14,7 +14,7 @@ from flstream.transport.tcp import StartToken
 
 def describe(folder, nonce="x", **versions):
     theirs = {**this_machine().versions, **versions}
-    return NodeHost().describe("node", a_job(), RunDirectory(folder), nonce, theirs)
+    return NodeHost().describe(RunDirectory(folder), nonce, theirs)
 
 
 @pytest.mark.parametrize("library", ["flstream", "python", "torch", "numpy"])

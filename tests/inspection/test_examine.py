@@ -5,7 +5,7 @@ import os
 import msgspec
 import pytest
 import torch
-from journal_support import flip, record, run_started
+from journal_support import evaluated, flip, record, round_finished, run_started
 
 from flstream.errors import CheckpointError, UsageError
 from flstream.inspection.examine import Count, StreamingCost, as_document, examine
@@ -17,10 +17,8 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EffectDone,
-    Evaluated,
     ModelReady,
     ModelRecord,
-    RoundFinished,
     RunFinished,
     RunResumed,
     SiteFailed,
@@ -57,7 +55,6 @@ def run(tmp_path):
     """A run directory of three rounds, of which the last is the final model."""
     paths = [tmp_path / "checkpoints" / f"round-{number:04d}.safetensors" for number in range(4)]
     first, *others = [write_checkpoint(path, model_of(n)) for n, path in enumerate(paths)]
-    seconds = dict.fromkeys(("download", "train", "upload_and_fold", "checkpoint"), 1.0)
     more = {"weights": {"site-1": 2.0, "site-2": 1.0}, "metrics": {"loss": None}}
     more |= {"down": Transfer(320, reused=40), "up": Transfer(300, reused=20)}
     write_events(
@@ -72,13 +69,11 @@ def run(tmp_path):
                 for n, digest in enumerate(others, 1)
                 for event in (
                     record(n, "fold", n, None, model=ModelRecord(n, n, 0, digest)),
-                    RoundFinished(round=n, digest=digest, **seconds, **more),
+                    round_finished(n, digest=digest, **more),
                 )
             ),
             SiteFailed(round=3, site="site-2", reason="it was lost"),
-            Evaluated(
-                round=3, metrics={"accuracy": 0.5}, seconds=1.0, down=Transfer(80), version=3
-            ),
+            evaluated(3, 0.5, seconds=1.0, down=Transfer(80)),
             RunFinished(status="finished"),
         ],
     )
@@ -97,9 +92,9 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
 
 def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
     found = as_document(inspect_run(run))
-    sums = {"seconds": 4.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
+    sums = {"seconds": 10.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
     assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
-    evaluated = {"round": 3, **sums, "seconds": 5.0, "down": 400, "failures": 1}
+    evaluated = {"round": 3, **sums, "seconds": 11.0, "down": 400, "failures": 1}
     assert found["rounds"][2:] == [evaluated]
     assert found["sites"] == [
         {"site": "site-1", "updates": 3, "weight": 6.0, "failures": 0},

@@ -2,9 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
-import tempfile
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -275,7 +272,6 @@ def test_a_job_written_out_is_the_same_job(load, reloaded, text):
     assert pickle.loads(pickle.dumps(job)) == job
 
 
-KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,8}", fullmatch=True) | st.just("include")
 SCALARS = (
     st.none()
     | st.booleans()
@@ -285,42 +281,6 @@ SCALARS = (
     | st.text("\"\\\n\r\t$#{}${?X}/=:,'", max_size=12)
     | st.sampled_from(["10 s", "2m", "256 MiB", "null", "true", "1", "${HOME}", '"""', "a // b"])
 )
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=6,
-)
-ARGUMENTS = st.dictionaries(KEYS, VALUES, max_size=10)
-
-
-# Most of the time goes into reading the keys that every job has: few jobs, many values in each.
-@pytest.mark.nightly
-@settings(max_examples=30)
-@given(
-    model_args=ARGUMENTS,
-    train_args=ARGUMENTS,
-    chunk_size=st.integers(0, 2**26).map(lambda n: n * 16),
-    timeout=st.floats(1e-9, 1e9),
-    per_round=st.none() | st.integers(1, 8) | st.floats(0, 1, exclude_min=True),
-    metric=st.from_regex(r"\S([^\n\r]{0,9}\S)?", fullmatch=True),
-)
-def test_any_values_written_out_are_the_same_from_another_folder(
-    load, model_args, train_args, chunk_size, timeout, per_round, metric
-):
-    values = load().written()
-    values["model"]["args"] = model_args
-    values["train"]["args"] = train_args
-    values["streaming"]["tensor_download_chunk_size"] = chunk_size
-    values["streaming"]["streaming_per_request_timeout"] = timeout
-    values["clients"]["per_round"] = per_round
-    values["workflow"]["args"]["key_metric"] = metric
-    job = Job.model_validate(values)
-    with tempfile.TemporaryDirectory() as other:
-        path = Path(other) / "resolved.conf"
-        path.write_text(render_job(job), encoding="utf-8", newline="")
-        assert load_job(path) == job
-
-
 LIKELY = st.sampled_from(["auto", "all", "mean", "1", "2 MiB", "10 s", "1%", "up", "zstd", "a:b"])
 JOB_KEYS = sorted(job_keys())
 ANY = st.recursive(
@@ -353,12 +313,3 @@ def test_any_value_is_taken_and_written_back_or_refused_in_a_sentence(tmp_path, 
             path.write_text(f"value = {render_value(written)}", encoding="utf-8")
             reduce(dict.__getitem__, sections, values)[name] = read_hocon(path).values["value"]
             assert make_job(values, Path("/nowhere"), "values") == job, key
-
-
-def test_loading_a_job_imports_no_torch_and_no_numpy(write):
-    code = (
-        "import sys; from flstream.job import load_job; load_job(sys.argv[1]);"
-        "print(*{'torch', 'numpy', 'rich', 'typer'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code, str(write())]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "\n"

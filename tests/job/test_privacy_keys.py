@@ -1,7 +1,6 @@
 """What a private job's keys come to; mistakes in them are among those of all keys."""
 
 import importlib.util
-import math
 
 import pytest
 
@@ -15,12 +14,6 @@ JOB = "clients { count = 10, per_round = 4 }, privacy { type = central }"
 @pytest.fixture
 def private(load):
     return lambda *overrides: load(JOB, *overrides)
-
-
-def test_a_job_is_private_if_it_says_so_with_a_workflow_of_ones_own_too(private, folder):
-    (folder / "mine.py").write_text("def own(run): ...")
-    assert not private("privacy.type=none").privacy.is_on
-    assert private("workflow.type=mine.py:own").privacy.is_on
 
 
 def test_the_cohort_of_the_noise_is_the_jobs_own_or_the_simulated_one(private):
@@ -44,12 +37,6 @@ def test_adaptive_clipping_gives_the_updates_more_noise_so_that_both_cost_as_muc
     assert private().privacy.update_noise_multiplier(job.clients) == 1.0
     job = private(adaptive, "privacy.noise_cohort_size=1000", "privacy.population=10000")
     assert job.privacy.count_stddev(job.clients) == 50.0  # as the paper has it
-
-
-def test_epsilon_ends_a_private_job_also_where_nothing_is_evaluated(private):
-    job = private("stop_when=epsilon > 3", "workflow.args.evaluate_every=0")
-    assert job.stop_when == "epsilon > 3"
-    assert math.isfinite(job.privacy.delta)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What a job trains with: a script, a command or a learner, and the arguments of its sites."""
 
 import sys
-from typing import Protocol
 
 import pytest
 
@@ -136,39 +135,3 @@ def test_a_program_is_beside_the_interpreter_on_the_path_or_beside_the_job_file(
     due = words.format(python=sys.executable, folder=folder).split("|")
     assert code.command is not None
     assert list(code.command) == due
-
-
-class Rule(Protocol):
-    """What code is to follow in these tests."""
-
-    def fold(self, values, weights): ...
-
-
-class Function(Protocol):
-    """Likewise, for a function."""
-
-    def __call__(self, run): ...
-
-
-def _fold(self, values, weights, more=None): ...
-
-
-@pytest.mark.parametrize(
-    ("value", "is_sound"),
-    [
-        (type("Folds", (), {"fold": _fold}), True),
-        (type("Folds", (), {"fold": _fold})(), True),
-        (type("Folds", (), {"fold": lambda self, values: 0}), False),
-        (type("Folds", (), {"fold": 3}), False),
-        (lambda run, more=0: 0, True),
-        (lambda: 0, False),
-        (3, False),
-    ],
-)
-def test_code_that_does_not_follow_its_protocol_is_told_which_methods_it_needs(value, is_sound):
-    if is_sound:
-        assert code.check(value, "mine.py:It", Rule, Function) is value
-        return
-    words = r"mine.py:It is a .+; it must be a class with fold\(values, weights\) or a function"
-    with pytest.raises(UsageError, match=words):
-        code.check(value, "mine.py:It", Rule, Function)

@@ -55,8 +55,22 @@ def private(*settings: str) -> Row:
     return Row(("privacy.type=central", "privacy.noise_multiplier=0.25", *settings))
 
 
+def lora(workflows: str, *more: str) -> Row:
+    """A row of LoRA factors around a base that all sites share."""
+    return Row(
+        (
+            workflows,
+            "train.script=lora.py",
+            'model.factory="model.py:Factors"',
+            'model.base={factory="model.py:Dense", args{width=${model.args.width}}}',
+            *more,
+        )
+    )
+
+
 OUTER = "learning_rate=0.5", "momentum=0.5"
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
+SMALLER_SITE = "clients.args={site-2 {rank=1}}"
 SMALL_FOLD = "aggregation.memory_budget=1 MiB"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
 EXACT = {"modes": ("pull",), "sizes": ("large",)}
@@ -98,6 +112,10 @@ ROWS: Mapping[str, Row] = MappingProxyType(
                 "streaming.codecs={up=[int4], down=[int8], down_of=changes}",
             )
         ),
+        "fedex": lora(workflow("fedex")),
+        "hlora": lora(workflow("hlora"), SMALLER_SITE),
+        # Its own model is a new adapter each time; the second one's shows what was stacked.
+        "flora": lora("workflow=[{type=flora}, {type=fedavg}]", SMALLER_SITE, "rounds=2"),
         "stages": Row((STAGES,)),
         "scaffold, fedavgm": Row((workflow("scaffold"), *optimizer("fedavgm").settings)),
         # Ways of training.

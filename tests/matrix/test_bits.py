@@ -19,8 +19,8 @@ from matrix_runs import DIGESTS, overrides_of, path_of, recorded, run
 from nightly_cases import first_and_nightly
 
 from flstream.codecs.chain import BLOCK_CODECS, COMPRESSORS, STEPS
+from flstream.job.aggregation_section import METHODS, ServerOptimizerSection
 from flstream.job.filters import BUILT_IN as FILTERS
-from flstream.job.sections import METHODS, ServerOptimizerSection
 from flstream.workflows.registry import BUILT_IN
 
 WORKERS = {

@@ -15,7 +15,7 @@ from matrix_rows import ROWS, VICTIMS
 from matrix_runs import overrides_of, recorded, run
 from nightly_cases import first_and_nightly
 
-from flstream.job.sections import METHODS
+from flstream.job.aggregation_section import METHODS
 from flstream.telemetry.halts import POINTS
 
 ENGINES = ("inline", "local")

@@ -69,12 +69,3 @@ def test_sites_that_are_addressed_are_the_jobs_sites(folder):
     assert loaded.clients.names == ["north", "south"]
     assert loaded.clients.args == {"north": {"step": "1"}, "south": {"step": "3"}}
     assert (loaded.key_metric, loaded.key_metric_mode) == ("error", "min")
-
-
-def test_a_launcher_becomes_the_jobs_command_and_plain_python_does_not(folder):
-    for command, expected in (("python3 -u", None), ("python3 -X dev", "python3 -X dev")):
-        job = FedJob(name="made", min_clients=1)
-        job.to_server(FedAvg(num_rounds=1))
-        job.to_server(PTModel("model:Net"))
-        job.to_clients(ScriptRunner("client.py", launch_external_process=True, command=command))
-        assert load_job(job.export_job("jobs") / "job.conf").train.command == expected

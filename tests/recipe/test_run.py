@@ -1,6 +1,7 @@
 """A job file run from Python, and a sweep of one."""
 
 import pytest
+from rate_job import write_job
 from run_fixtures import share_host_in_sweeps
 
 import flstream
@@ -8,51 +9,22 @@ from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.recipe import RunFailedError, SimEnv, sweep
 
-CLIENT = """
-import argparse
-import flstream.client as flare
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-lr = parser.parse_args().lr
-flare.init()
-while flare.is_running():
-    model = flare.receive()
-    params = {name: value + lr for name, value in model.params.items()}
-    flare.send(flare.FLModel(params, metrics={"accuracy": lr}))
-"""
-JOB = """
-name = filed, rounds = 2
-clients { count = 2 }
-engine { type = inline }
-model { factory = "model:build" }
-train { script = client.py, args { lr = 1 } }
-"""
-MODEL = """
-import torch
-
-
-def build():
-    return {"w": torch.zeros(3)}
-"""
-
 
 @pytest.fixture
 def job(tmp_path, monkeypatch, fork_server):
-    for name, text in (("job.conf", JOB), ("client.py", CLIENT), ("model.py", MODEL)):
-        (tmp_path / name).write_text(text)
+    write_job(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_job_file_runs_and_resumes_with_other_values(job):
     run = flstream.run(job, set={"rounds": 1, "train.args.lr": 2}, run_dir="one", quiet=True)
-    assert run.load()["w"].tolist() == [2, 2, 2]
+    assert run.load()["w"].tolist() == [2, 3, 4, 5, 6, 7]
     more = flstream.run(
         "job.conf", set={"rounds": 3, "train.args.lr": 2}, run_dir="one", resume=True, quiet=True
     )
     assert more.summary.rounds_completed == 3
-    assert more.load()["w"].tolist() == [6, 6, 6]
+    assert more.load()["w"].tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_mistakes_of_a_call_are_sentences(job):
@@ -72,7 +44,7 @@ def test_mistakes_of_a_call_are_sentences(job):
 def test_a_sweep_returns_its_runs_and_its_settings(job, monkeypatch):
     share_host_in_sweeps(monkeypatch)
     runs = sweep(job, {"train.args.lr": [1, 2]}, env=SimEnv(quiet=True), run_dir="swept")
-    assert [run.load()["w"].tolist() for run in runs] == [[2, 2, 2], [4, 4, 4]]
+    assert [run.load()["w"][0].item() for run in runs] == [2, 4]
     assert runs.best == {"train.args.lr": 2}
     assert len(runs) == 2
     assert runs.failures == {}

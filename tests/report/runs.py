@@ -1,14 +1,12 @@
 """Events of runs, as the server tells them to the live view."""
 
-from journal_support import run_started as started_event
+import journal_support
 
 from flstream.report.live.run_state import LiveRun
 from flstream.telemetry.events import (
     AnyEvent,
-    Evaluated,
     ModelReady,
     ProcessReady,
-    RoundFinished,
     RoundStarted,
     Snapshot,
     Transfer,
@@ -22,7 +20,7 @@ WORKERS = ["worker-1", "worker-2"]
 
 def run_started(clients, workers, job="digits"):
     how = {"seed": 7, "rounds": 10, "mode": "pull", "chunk_size": 2 * MIB}
-    return started_event(time=START, job=job, clients=clients, workers=workers, **how)
+    return journal_support.run_started(time=START, job=job, clients=clients, workers=workers, **how)
 
 
 def snapshot(phase, asked, workers, time=START, **counts):
@@ -55,16 +53,12 @@ def shared(clients: int = 1000, sampled: int = 100) -> list[AnyEvent]:
 
 
 def round_finished(number, time):
-    seconds = {"download": 1.0, "train": 2.0, "upload_and_fold": 3.0, "checkpoint": 0.5}
-    more = {"digest": "0" * 32, "weights": {}, "metrics": {"loss": 1.5}}
-    moved = {"down": Transfer(), "up": Transfer()}
-    return RoundFinished(time=time, round=number, **seconds, **more, **moved)
+    nothing = {"down": Transfer(), "up": Transfer(), "weights": {}, "metrics": {"loss": 1.5}}
+    return journal_support.round_finished(number, time=time, checkpoint=0.5, **nothing)
 
 
 def evaluated(number, time, **metrics):
-    return Evaluated(
-        time=time, round=number, metrics=metrics, seconds=1.0, down=Transfer(), version=number
-    )
+    return journal_support.evaluated(number, None, metrics=metrics, time=time, seconds=1.0)
 
 
 def after(*events: AnyEvent) -> LiveRun:

@@ -1,4 +1,4 @@
-"""The table and the plot of a bench: true figures, at any width."""
+"""The table of a bench: true figures, at any width."""
 
 import io
 
@@ -6,10 +6,8 @@ import pytest
 
 from flstream.bench.cases import Need, make_plan
 from flstream.bench.measuring import Figures, Result
-from flstream.report.bench_plot import draw_memory
 from flstream.report.bench_table import print_bench
 from flstream.report.console import make_console
-from flstream.telemetry.events import SERVER
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -29,10 +27,8 @@ def make_results(**options):
     for number, case in enumerate(plan.cases, 1):
         result = Result(case, Need(41 * GIB, GIB), [figures(4.0 * number, 16.25 * MIB)])
         result.digest, result.loss = "same" if number < 3 else "other", 0.0123
-        result.traces = {SERVER: [(0.0, 0), (1.0, 16 * MIB)], "site-2": [(0.0, 0), (1.5, GIB)]}
         if case.name == "native":
             result.runs, result.reason = [], "needs about 41 GiB, 21 GiB available"
-            result.traces = {}
         if case.name == "file":
             result.reason, result.has_failed = "the server process died", True
         results.append(result)
@@ -69,14 +65,3 @@ def test_codecs_are_exact_by_their_digest_or_have_an_error():
     last = {line.split()[0]: line.split()[-1] for line in text.splitlines()[2:6] if line}
     assert last == {"case": "error", "none": "exact", "zstd": "exact", "int8": "1.23%"}
     assert "int8: only 1 run: needs about 41 GiB, 21 GiB available" in text
-
-
-@pytest.mark.parametrize(("ending", "head"), [("png", b"PNG"), ("pdf", b"%PDF"), ("SVG", b"<?xml")])
-def test_a_picture_is_drawn_of_what_was_run(tmp_path, ending, head):
-    path = tmp_path / f"memory.{ending}"
-    draw_memory(*make_results(modes="pull,native"), path)
-    assert head in path.read_bytes()[:200]
-    if ending == "SVG":
-        text = path.read_text()
-        assert all(label in text for label in ("the model 1 GiB", "pull server 16 MiB"))
-        assert "native" not in text

@@ -8,6 +8,7 @@ import pytest
 from run_directories import summary_of
 
 from flstream.report.console import make_console
+from flstream.report.metrics import last_scored
 from flstream.report.running import print_result
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import BestSummary, SiteFailure, Summary
@@ -125,3 +126,16 @@ def test_the_peak_of_a_limited_run_s_group_is_there_with_its_limit():
     text = printed(summary)
     assert "all, with cached files" in text
     assert "Their group, with cached files: at most 300 MiB, of 1 GiB (memory_limit)." in text
+
+
+def test_the_last_scored_model_is_found():
+    rows = [
+        {"round": 1, "loss": 0.1, "accuracy": 0.9},
+        {"round": 2, "loss": 0.2, "accuracy": None},
+        {"round": 3, "train": {"loss": 0.3}},
+    ]
+    scored = last_scored(Summary(metrics=rows, best=BestSummary(1, "accuracy", 0.9)))
+    # That the last one had no score is told, rather than an earlier one's.
+    assert scored is not None
+    assert (scored[0], [*scored[1].items()]) == (2, [("accuracy", None), ("loss", 0.2)])
+    assert last_scored(Summary(metrics=rows[2:])) is None

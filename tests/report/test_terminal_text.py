@@ -12,11 +12,6 @@ from flstream.report.text import elide, format_clock, format_metric
 from flstream.text import printable
 
 
-@given(st.text())
-def test_what_is_printable_cannot_act_on_a_terminal(text):
-    assert printable(text).isprintable()
-
-
 @given(st.text(), st.integers(0, 40))
 def test_elided_text_fits(text, width):
     assert cell_len(elide(printable(text), width)) <= width

@@ -3,14 +3,9 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from journal_support import EffectScript, a_job, run_started
+from journal_support import a_job
 
-from flstream.runs.history import History
 from flstream.runs.stopping import EarlyStopping
-from flstream.runs.summary import summarize
-from flstream.telemetry.events import Evaluated, ModelReady, Transfer
 
 
 def stopping(stop_when=None, patience=None, **args):
@@ -98,37 +93,3 @@ def test_a_metric_that_no_site_reports_is_warned_of_once(stop_when, patience, me
         assert f"(they report {', '.join(sorted(metrics)) or 'none'})" in warning
         assert ("did you mean accuracy?" in warning) == ("acuracy," in warning)
     assert job_end.evaluated(2, metrics).warnings == ()
-
-
-VALUES = st.none() | st.floats() | st.integers(0, 5).map(lambda n: n / 5)
-HISTORIES = st.lists(
-    st.tuples(st.integers(1, 3), st.dictionaries(st.sampled_from(["accuracy", "loss"]), VALUES)),
-    max_size=15,
-)
-
-
-def numbered(gaps):
-    """Give each table of metrics a round, one or a few after the last."""
-    history, number = [], 0
-    for gap, metrics in gaps:
-        number += gap
-        history.append((number, metrics))
-    return history
-
-
-@given(gaps=HISTORIES, mode=st.sampled_from(["max", "min"]))
-def test_its_best_round_is_that_of_the_summary(gaps, mode):
-    job_end, history = stopping(key_metric_mode=mode), History()
-    history.apply(run_started(key_metric_mode=mode))
-    history.apply(ModelReady(bytes=1, tensors=1, digest=""))
-    scored, script = dict(numbered(gaps)), EffectScript(99, 0)
-    for number in range(1, max(scored, default=0) + 1):
-        history.apply(script.finished(number))
-        if number in scored:
-            metrics = scored[number]
-            job_end.evaluated(number, metrics)
-            history.apply(
-                Evaluated(round=number, metrics=metrics, seconds=0.0, down=Transfer(), version=1)
-            )
-    best = summarize(history).best
-    assert job_end.best == (best and (best.round, best.value))

@@ -9,10 +9,11 @@ from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
+from flstream.codecs.chain import CodecChain
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
+from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.job.bodies import MAIN
-from flstream.job.sections import ServerOptimizerSection
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.runs.model_draft import model_draft
@@ -97,7 +98,9 @@ def fold(tmp_path, base):
     def fold(collected, least=1, sums=None, groups=(), on_range=lambda *_: None):
         collector = ResultCollector("train round 1", SITES, least)
         model, there = Model(0, 0, "0" * 32), {each.answer.site: each for each in collected}
-        training = SimpleNamespace(round=1, base=model, bodies={}, collector=collector)
+        training = SimpleNamespace(
+            round=1, base=model, trained_from=model, bodies={}, collector=collector
+        )
         to_fold = SimpleNamespace(
             rules={},
             unread=None,
@@ -121,7 +124,10 @@ def fold(tmp_path, base):
             {MAIN: base.layout},
             {},
             AggregationRule(),
-            *(None, None, None),
+            None,
+            None,
+            CodecChain(),
+            base,
         )
         store = SimpleNamespace(
             joined=lambda model: base,

@@ -248,6 +248,22 @@ def zeros():
     return Zeros(), "a tokenizer"
 
 
+def decomposed():
+    layers = nn.ModuleList(nn.Linear(*sizes) for sizes in ((12, 9), (9, 12), (12, 12), (12, 1)))
+    for layer in layers:
+        for full in (True, False):
+            left, values, right = torch.linalg.svd(layer.weight.data, full_matrices=full)
+            layer.weight.data = left[:, : len(values)] @ torch.diag(values) @ right[: len(values)]
+    roots, vectors = torch.linalg.eig(layers[2].weight.data)
+    left, values, right = torch.svd_lowrank(layers[0].weight.data, 3)
+    low = {"left": left, "right": right.T.contiguous()}
+    waves = torch.fft.rfft2(torch.rand(5, 6, 7), dim=(0, 1)) * 2
+    low["waves"] = torch.fft.irfft2(waves, dim=(0, 1)).contiguous()
+    low["order"] = torch.rand(2, 3, 4).permute(2, 0, 1)[:3].sort(dim=1)[0].contiguous() + 1
+    low["loss"] = nn.functional.mse_loss(torch.rand(3, 4), torch.rand(3, 4)) + torch.ones(2)
+    return {**layers.state_dict(), "roots": roots.real, "vectors": vectors.imag.clone(), **low}
+
+
 def unset():
     model = linears()
     model.scale = nn.Parameter(torch.ones(3))

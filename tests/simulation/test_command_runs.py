@@ -44,9 +44,9 @@ import json, socket, sys, tempfile
 from pathlib import Path
 from flstream.engines.engine import WorkerSockets
 from flstream.simulation import command
-from flstream.telemetry import memory_limit
+from flstream.telemetry.limit_kills import LimitKills
 
-memory_limit.killed_at_limit = lambda remedy: f", as memory_limit was reached{remedy}"
+LimitKills.clause = lambda self, remedy: f", as memory_limit was reached{remedy}"
 RANK = (
     "import os, socket; worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
     "worker.connect(os.environ['FLSTREAM_COMMAND'] + '/s'); worker.send(b'1')"

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from run_fixtures import shared_host_for
 
+from flstream.errors import UsageError
 from flstream.job import JobError, load_job
+from flstream.model.layout import Layout
 from flstream.server.run import Run
 from flstream.simulation import dry_run as module
 from flstream.simulation.dry_run import outline_of, outline_programs
@@ -32,6 +34,9 @@ DUE = {
     "fedavg, args{evaluate=received}": "train 4 sites, fold",
     "fedavg, args{evaluate_every=5}": "train 4 sites, fold, evaluate each 5 rounds",
     "scaffold": "train 4 sites, fold, evaluate",
+    "fedex": "train 4 sites, fold, evaluate",
+    "hlora": "train 4 sites, fold, evaluate",
+    "flora": "train 4 sites, fold, evaluate",
     "feddyn": "train 4 sites, fold, evaluate",
     "ditto": "train 4 sites, fold, evaluate",
     'fedper, args{personal=["^layers.7"]}': "train 4 sites, fold, evaluate",
@@ -226,3 +231,16 @@ def test_updates_that_are_read_count_as_files_on_the_disk(own):
     needs = [forecast(job, layout, programs=[own(name)]) for name in ("folds", "lists")]
     unread, read = (need.disk_bytes for need in needs)
     assert read - unread == 4 * layout.nbytes
+
+
+def test_a_residual_goes_to_sites_and_not_back_and_a_model_without_adapters_has_none():
+    shapes = {"fc.lora_A.weight": (2, 90), "fc.lora_B.weight": (50, 2)}
+    layout = Layout.of((name, "F32", shape) for name, shape in shapes.items())
+    job = load_job(DIGITS, ["clients.count=4", "workflow.type=fedex"])
+    programs = outline_programs(job)
+    need = forecast(job, layout, programs=programs)
+    residual = 4 * (4 * 2) * (90 + 50)
+    assert need.up_bytes == 4 * layout.nbytes
+    assert need.down_bytes == 4 * (layout.nbytes + residual)
+    with pytest.raises(UsageError, match=r"workflow.type: the model has no LoRA pair"):
+        forecast(job, plain_layout(1 << 10), programs=programs)

@@ -30,7 +30,7 @@ from flstream.simulation.probe import probe
 RECORDED = (
     *("resnet", "linears", "layers", "transformer", "encoder", "tied", "half", "bfloat16"),
     *("default_dtype", "initialisers", "seeds", "unused", "slices", "copies", "data", "values"),
-    *("parametrised", "permuted", "complexes", "normalised", "copied_onto_itself"),
+    *("decomposed", "parametrised", "permuted", "complexes", "normalised", "copied_onto_itself"),
 )
 REFUSED = {
     "own_generator": "a generator of its own",

@@ -5,14 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from flstream.errors import UsageError
-from flstream.telemetry import MEMORY_GROUP
+from flstream.telemetry import MEMORY_GROUP, limit_kills
+from flstream.telemetry.limit_kills import LimitKills
 from flstream.telemetry.memory_limit import (
-    killed_at_limit,
     limited,
     present,
     remove_leftovers,
@@ -71,6 +72,7 @@ class Kernel:
         own.mkdir(parents=True)
         (own / "cgroup.controllers").write_text(controllers)
         (own / "cgroup.subtree_control").write_text("")
+        (own / "cgroup.procs").write_text(f"{os.getppid()}\n{os.getpid()}\n")
         self.groups.append(f"0::{group}")
         self.mounts.append(V2_MOUNT.format(root=root, point=self.v2))
         self.mount()
@@ -90,6 +92,14 @@ def kernel(tmp_path, monkeypatch):
     monkeypatch.delenv(MEMORY_GROUP, raising=False)
     # The kernel's files go with their folder.
     monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
+    new_folder = tempfile.mkdtemp
+
+    def new_group(prefix, dir):
+        path = new_folder(prefix=prefix, dir=dir)
+        Path(path, "memory.oom_control").touch()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", new_group)
     return Kernel(tmp_path)
 
 
@@ -138,25 +148,68 @@ def test_without_the_controller_of_version_2_a_group_is_of_version_1(kernel, roo
     assert groups_in(home) == []
 
 
+def shortage(path: Path) -> None:
+    """Tell a process that a group of version 1 is out of memory."""
+    os.eventfd_write(int((path / "cgroup.event_control").read_text().split()[0]), 1)
+
+
 def test_a_kill_is_told_once_and_only_if_the_limit_was_the_reason(kernel):
     home = kernel.with_v1("/")
     with limited(LIMIT, kernel.proc):
         [path] = groups_in(home)
-        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT - 4096))
         events = path / "memory.oom_control"
-        events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
-        assert killed_at_limit() == ""
         events.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-        sentence = killed_at_limit(", or wait")
+        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT - 4096))
+        kills = LimitKills()
+        assert kills.clause() == ""
+        events.write_text("oom_kill 2\n")  # by the machine, which is out of memory
+        assert kills.clause() == ""
+        shortage(path)
+        later = LimitKills()
+        sentence = kills.clause(", or wait")
         assert "reached memory_limit = 64 GiB; raise it" in sentence
         assert sentence.endswith(", or wait")
-        assert killed_at_limit() == ""
-    with limited(LIMIT, kernel.proc):
-        [path] = groups_in(home)
-        # By the machine, or by a group around this one.
-        (path / "memory.max_usage_in_bytes").write_text(str(LIMIT >> 1))
-        (path / "memory.oom_control").write_text("oom_kill 1\n")
-        assert killed_at_limit() == ""
+        assert kills.clause() == later.clause() == ""
+    with limited(LIMIT, kernel.proc) as group:
+        kills = LimitKills()
+        (group.path / "memory.max_usage_in_bytes").write_text(str(LIMIT >> 1))
+        shortage(group.path)  # of a group around this one
+        (group.path / "memory.oom_control").write_text("oom_kill 1\n")
+        assert kills.clause() == ""
+
+
+def test_kills_of_two_processes_in_version_2_are_told_to_each_and_old_ones_to_none(kernel):
+    home = kernel.with_v2("/app.slice/shell.scope", "memory")
+    with limited(LIMIT, kernel.proc) as group:
+        events = group.path / "memory.events"
+        events.write_text("low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\n")
+        first, second = LimitKills(), LimitKills()
+        events.write_text("max 9\noom 0\noom_kill 1\n")  # by the machine
+        assert first.clause() == ""
+        events.write_text("max 9\noom 2\noom_kill 2\n")
+        assert first.clause() != "" != second.clause()
+        events.write_text("max 9\noom 3\noom_kill 3\n")  # of a process that nobody asks about
+        first.renew()
+        assert first.clause() == ""
+    assert groups_in(home.parent) == []
+
+
+def test_a_launcher_forgets_kills_that_sites_have_survived(kernel, monkeypatch):
+    kernel.with_v2("/app.slice/shell.scope", "memory")
+    now = [100.0]
+    monkeypatch.setattr(limit_kills, "monotonic", now.pop)
+    with limited(LIMIT, kernel.proc) as group:
+        kills = LimitKills()
+        (group.path / "memory.events").write_text("oom 1\noom_kill 1\n")
+        for seconds in (101.0, 106.0):
+            now[:] = [seconds, seconds]
+            kills.forget_old()
+        assert kills.clause() != ""  # it may have been a moment ago
+        (group.path / "memory.events").write_text("oom 2\noom_kill 2\n")
+        for seconds in (112.0, 118.0):
+            now[:] = [seconds, seconds]
+            kills.forget_old()
+        assert kills.clause() == ""
 
 
 def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, monkeypatch):
@@ -171,6 +224,27 @@ def test_where_no_group_can_be_made_the_sentence_says_what_was_tried(kernel, mon
         limited(1 << 20, kernel.proc),
     ):
         pass
+
+
+def test_a_scope_of_this_process_alone_is_not_left_for_a_group_beside_it(kernel):
+    home = kernel.with_v2("/app.slice/run-1.scope", "memory")
+    (home / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    with pytest.raises(UsageError) as refused, limited(LIMIT, kernel.proc):
+        pass
+    assert "run-1.scope has no other process, so systemd would end it" in str(refused.value)
+    service = kernel.with_v2("/app.slice/run-2.service", "memory")  # which has a main process
+    kernel.groups[:] = kernel.groups[1:]
+    kernel.mount()
+    (service / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    with limited(LIMIT, kernel.proc):
+        assert len(groups_in(service.parent)) == 1
+
+
+def test_a_limited_run_alone_in_its_scope_begins_anew_in_one_of_systemd(kernel, tmp_path):
+    scope = kernel.with_v2("/user.slice/run-1.scope", "memory")
+    done = run_program(kernel, tmp_path, scope, "true")
+    assert done.stdout.splitlines() == [f"True {4 << 30} True an argument", "False"], done.stderr
+    assert groups_in(scope.parent) == []
 
 
 def test_groups_without_processes_are_removed_and_others_stay(kernel, monkeypatch):
@@ -202,7 +276,7 @@ def test_without_control_groups_there_is_nothing_to_remove_and_no_group_is_made(
 def test_a_variable_that_flstream_has_not_set_is_no_group(kernel, monkeypatch, variable):
     monkeypatch.setenv(MEMORY_GROUP, variable)
     assert present() is None
-    assert killed_at_limit() == ""
+    assert LimitKills().clause() == ""
     with restarted(kernel.proc) as is_own:
         assert not is_own
 
@@ -261,8 +335,9 @@ def run_program(kernel, folder, scope, policy, text=SYSTEMD_RUN):
         else text.format(log=log, policy=policy, scope=scope)
     )
     systemd_run.chmod(0o755)
+    words = [sys.executable, program, kernel.proc, "an argument"]
     return subprocess.run(
-        [sys.executable, program, kernel.proc, "an argument"],
+        ["sh", "-c", f'echo $$ > {scope}/cgroup.procs; exec "$@"', "", *words],
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

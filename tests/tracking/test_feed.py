@@ -6,13 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from journal_support import folded, run_started
+from journal_support import evaluated, folded, round_finished, run_started
 
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     AnyEvent,
-    Evaluated,
     ModelReady,
     ProcessReady,
     RoundFinished,
@@ -20,7 +19,6 @@ from flstream.telemetry.events import (
     RunResumed,
     SiteLog,
     SiteUpdate,
-    Transfer,
     encode_lines,
 )
 from flstream.tracking.feed import TrackerFeed
@@ -73,11 +71,11 @@ class Fed:
         with EventLog(self.run.events) as log:
             log.write(*events)
 
-    def write_memory(self, *samples: tuple[float, str, int, int | None]) -> None:
+    def write_memory(self, *samples: tuple[float, str, int]) -> None:
         with self.run.memory.open("a") as file:
-            for time, process, rss, pss in samples:
+            for time, process, rss in samples:
                 sample = {"time": BEGAN + time, "process": process, "rss": rss}
-                file.write(json.dumps(sample if pss is None else {**sample, "pss": pss}) + "\n")
+                file.write(json.dumps(sample) + "\n")
 
     def tell(self, *events: AnyEvent) -> None:
         self.write(*events)
@@ -98,16 +96,10 @@ def started() -> list[AnyEvent]:
 
 
 def finished(number: int, time: float = 0.0) -> RoundFinished:
-    return RoundFinished(
-        time=BEGAN + time, round=number, digest=f"digest {number}", download=1.0, train=2.0,
-        upload_and_fold=3.0, checkpoint=4.0, weights={"site-1": 1.0}, metrics={"loss": 0.5},
-        down=Transfer(bytes=10), up=Transfer(bytes=20),
-    )  # fmt: skip
+    return round_finished(number, time=BEGAN + time)
 
 
-EVALUATED = Evaluated(
-    round=1, metrics={"accuracy": 0.75}, seconds=0.5, down=Transfer(bytes=30), version=1
-)
+EVALUATED = evaluated(1, 0.75)
 
 
 def logged(value: float, number: int, site: str = "site-1", **more: object) -> SiteLog:
@@ -134,7 +126,7 @@ def test_a_run_is_told_of_as_it_goes_on(fed):
     fed.tell(folded(1), EVALUATED, finished(1))
     found = {name: value for source, name, step, value in fed.tracker.points if source == "global"}
     assert found == {
-        "accuracy": 0.75, "seconds/evaluate": 0.5, "bytes/evaluate": 30.0, "train/loss": 0.5,
+        "accuracy": 0.75, "seconds/evaluate": 0.25, "bytes/evaluate": 7.0, "train/loss": 0.5,
         "seconds/download": 1.0, "seconds/train": 2.0, "seconds/upload_and_fold": 3.0,
         "seconds/checkpoint": 4.0, "bytes/down": 10.0, "bytes/up": 20.0,
     }  # fmt: skip
@@ -175,16 +167,15 @@ def test_a_torn_last_line_is_left_for_later_and_a_damaged_one_an_error(fed):
 def test_memory_is_the_highest_of_each_round(fed):
     fed.write(*started())
     fed.write_memory(
-        (1.0, "server", 110 * MIB, 60 * MIB), (1.0, "site-1", 170 * MIB, 70 * MIB),
-        (2.0, "server", 120 * MIB, None), (2.0, "site-1", 160 * MIB, None),
+        (1.0, "server", 110 * MIB), (1.0, "site-1", 170 * MIB),
+        (2.0, "server", 120 * MIB), (2.0, "site-1", 160 * MIB),
     )  # fmt: skip
     fed.tell(folded(1), finished(1, time=2.5))
-    assert fed.tracker.values("global", "memory/all_processes") == []  # there may be more samples
-    fed.write_memory((3.0, "server", 105 * MIB, None), (3.0, "site-1", 150 * MIB, None))
+    assert fed.tracker.values("site-1", "memory/over_idle") == []  # there may be more samples
+    fed.write_memory((3.0, "server", 105 * MIB), (3.0, "site-1", 150 * MIB))
     fed.feed.catch_up()
     assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 20.0 * MIB)]
     assert fed.tracker.values("site-1", "memory/over_idle") == [(1, 20.0 * MIB)]
-    assert fed.tracker.values("global", "memory/all_processes") == [(1, 130.0 * MIB)]
     fed.tell(folded(2), finished(2, time=3.5))
     fed.feed.close()
     assert fed.tracker.values("global", "memory/server_over_idle")[1:] == [(2, 5.0 * MIB)]
@@ -198,27 +189,6 @@ def test_memory_of_what_is_void_belongs_to_no_round(fed):
         folded(1),
         finished(1, time=4.0),
     )
-    fed.write_memory((1.0, "server", 900 * MIB, None), (3.0, "server", 101 * MIB, None))
+    fed.write_memory((1.0, "server", 900 * MIB), (3.0, "server", 101 * MIB))
     fed.feed.close()
     assert fed.tracker.values("global", "memory/server_over_idle") == [(1, 1.0 * MIB)]
-
-
-def test_the_total_of_memory_is_the_sum_of_each_nodes_highest_tick(fed):
-    # A second of a node's samples comes at once, between those of this machine.
-    samples = [
-        {"time": 1.0, "process": "server", "rss": 5, "uss": 5, "pss": 5},
-        {"time": 1.1, "process": "server", "rss": 7},
-        *(
-            {"time": time, "process": site, "rss": rss, "uss": rss, "pss": rss, "node": "a"}
-            for time, rss in ((1.0, 10), (1.1, 30), (1.2, 20))
-            for site in ("site-1", "site-2")
-        ),
-        {"time": 1.2, "process": "site-3", "rss": 100, "uss": 100, "pss": 100, "node": "b"},
-        {"time": 1.3, "process": "server", "rss": 6},
-    ]
-    lines = (json.dumps({**each, "time": BEGAN + each["time"]}) for each in samples)
-    fed.run.memory.write_text("".join(f"{line}\n" for line in lines))
-    fed.write(*started(), folded(1), finished(1, time=2.0))
-    fed.feed.close()
-    total = 7 + (30 + 30) + 100
-    assert fed.tracker.values("global", "memory/all_processes") == [(1, float(total))]

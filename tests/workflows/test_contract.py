@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from flows import finished
+from run_fixtures import MODEL
 from training_scripts import adding, of_kind
 
 from flstream.job.stage import find_workflow
@@ -30,6 +31,16 @@ WORKFLOWS = {
 }
 """Overrides that name each workflow, and how many of four sites are in a round's model."""
 
+FACTORS = """
+import torch
+
+
+def build():
+    return {"fc.lora_A.weight": torch.ones(2, 9), "fc.lora_B.weight": torch.zeros(5, 2)}
+"""
+"""A model for workflows of LoRA adapters."""
+MODELS = dict.fromkeys(("fedex", "hlora", "flora"), FACTORS)
+
 CURVE = [0.5, 0.7, 0.6, 0.9, 0.1]
 SCRIPT = adding({}, f"{CURVE}[number - 1]")
 HOW = ["clients.count=4", "rounds=5", "patience=1", "checkpoints.keep=1"]
@@ -38,10 +49,11 @@ HOW = ["clients.count=4", "rounds=5", "patience=1", "checkpoints.keep=1"]
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name):
     overrides, sites = WORKFLOWS[name]
-    run = finished(jobs.run(SCRIPT, *HOW, *overrides))
+    model = MODELS.get(name, MODEL)
+    run = finished(jobs.run(SCRIPT, *HOW, *overrides, model=model))
     summary, directory, rounds = run.summary, run.directory, [1, 2, 3]
     assert "has not improved on 0.7 of round 2" in summary.ended_early
-    assert plan_resume(jobs.make(SCRIPT, *HOW, *overrides), directory).is_finished
+    assert plan_resume(jobs.make(SCRIPT, *HOW, *overrides, model=model), directory).is_finished
 
     assert (summary.best.round, summary.best.value) == (2, 0.7)
     assert directory.best_model.samefile(directory.checkpoint(2))

@@ -31,6 +31,29 @@ class Adapter(torch.nn.Module):
         self.adapter = torch.nn.Parameter((torch.arange(width // 8) % 7 - 3) / 64)
 
 
+class Dense(torch.nn.Module):
+    """A linear layer of ``width / 4`` inputs and eight outputs."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fc = torch.nn.Linear(width // 4, 8, bias=False)
+        steps = torch.arange(2 * width).view(8, -1)
+        self.fc.weight = torch.nn.Parameter((steps % 13 - 6) / 64)
+
+
+class Factors(torch.nn.Module):
+    """Factors of rank two of that layer's change."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.fc = torch.nn.Module()
+        for name, shape in (("lora_A", (2, width // 4)), ("lora_B", (8, 2))):
+            factor = torch.nn.Linear(shape[1], shape[0], bias=False)
+            steps = torch.arange(factor.weight.numel()).view(shape)
+            factor.weight = torch.nn.Parameter((steps % 7 - 3) / 64 * (name == "lora_A"))
+            setattr(self.fc, name, factor)
+
+
 def targets(net, index):
     """Targets of a site's base and head, by the index of the site."""
     generator = torch.Generator().manual_seed(index)

@@ -1,4 +1,4 @@
-"""Style of plots that matplotlib draws, of benches and of comparisons with peers.
+"""Style of plots that matplotlib draws, of comparisons with peers.
 
 Importing this module imports matplotlib, so it must be imported where plots are drawn, not at the
 top of commands. Figures are made and written inside ``styled()``, which may decorate a function.
@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 # Suppresses warnings of fonts and of cache folders, which would appear among a run's output.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
-# The same as in the style sheet's light colours, which are after Okabe and Ito (2008).
-INK = "#1d232b"
+# The same as in the pages' light colours, which are after Okabe and Ito (2008).
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#c2649a", "#cf8a00", "#56b4e9", "#6650a8")
 
 # Matplotlib's own defaults come first, so that nothing depends on a user's settings. Its backend is
@@ -53,7 +52,7 @@ def styled() -> Iterator[None]:
 
 
 def series_color(index: int) -> str:
-    """Return the colour of a case or a peer, by its index."""
+    """Return the colour of a peer, by its index."""
     return _SERIES[index % len(_SERIES)]
 
 

@@ -1,0 +1,327 @@
+"""Groups of whole tensors, such as a LoRA pair or a layer, that code combines in one piece.
+
+Groups are combined one by one, before the walk. What comes of them waits in a file, from which the
+walk copies these tensors into the next model. So memory is that of the largest group, whatever the
+model's size; updates have to be in files or in memory, since they are not read from front to back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flstream.aggregation.elements import Array, blocks
+from flstream.aggregation.own_rule import OwnRule, user_code
+from flstream.aggregation.regions import element_at, not_finite
+from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.tensor_fold import GroupUpdate, TensorFold, TensorGroup
+from flstream.aggregation.update import Reading, UpdateSource
+from flstream.errors import AggregationError, MisfitError
+from flstream.model.checkpoint import FileSink
+from flstream.model.composed import ComposedSource
+from flstream.model.dtypes import FLOATS, first_not_finite, load, numbers_in, quietly, stored, unit
+from flstream.model.header import TensorInfo
+from flstream.model.layout import Layout, TypeRun
+from flstream.model.source import Scratch, Source, view_of
+from flstream.text import brief_names
+from flstream.units import format_bytes
+
+OnRange = Callable[[int], None]
+
+REALS = FLOATS - {"C64"}
+"""Types of the tensors that groups may have."""
+
+
+def own_tensor_fold(rule: AggregationRule) -> TensorFold:
+    """Make a user's own rule anew, and return its code.
+
+    Raises:
+        AggregationError: It cannot be made, or weighs updates, too.
+    """
+    own = OwnRule(rule.method, rule.args)
+    if own.weighs:
+        raise AggregationError(
+            f"{own.name} has both weigh and combine, and whole tensors are combined before "
+            "updates are weighed; leave out one of the two"
+        )
+    return TensorFold(own.name, own.where, own.rule.groups, own.rule.combine)
+
+
+def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str, list[TensorInfo]]:
+    """Return the tensors of each group.
+
+    Args:
+        code: Code that combines groups.
+        layout: Layout of the model.
+        names: Names of the tensors that groups may have.
+
+    Raises:
+        AggregationError: The code failed, or its groups overlap or name other tensors.
+    """
+    what = f"{code.name}.groups"
+    if code.groups is None:
+        return {name: [layout.by_name[name]] for name in names}
+    with user_code(what, code.where):
+        returned = code.groups(list(names))
+    if not isinstance(returned, Mapping):
+        raise AggregationError(
+            f"{what} returned a {type(returned).__name__}; return a dict of lists of tensors' "
+            "names by name of the group"
+        )
+    known, owner = set(names), dict[str, str]()
+    groups: dict[str, list[TensorInfo]] = {}
+    for group, members in returned.items():
+        if not isinstance(group, str) or isinstance(members, str) or not members:
+            raise AggregationError(
+                f"{what} returned {members!r} for the group {group!r}; return a list of "
+                "tensors' names for each name of a group"
+            )
+        for name in members:
+            if name not in known:
+                raise AggregationError(
+                    f"{what} put the tensor {name!r} into the group {group!r}, and there is no "
+                    "such tensor of real floats that is aggregated; take names of those that "
+                    "it was given"
+                )
+            if name in owner:
+                raise AggregationError(
+                    f"{what} put the tensor {name!r} into the groups {owner[name]!r} and "
+                    f"{group!r}; put each tensor into one group, once"
+                )
+            owner[name] = group
+        groups[group] = [layout.by_name[name] for name in members]
+    return groups
+
+
+def _combined(
+    code: TensorFold,
+    group: TensorGroup,
+    updates: Sequence[GroupUpdate],
+    specs: Sequence[TensorInfo],
+) -> dict[str, Array]:
+    """Combine a group; return its tensors in float64 by name.
+
+    Raises:
+        AggregationError: The code failed, or returned anything else.
+    """
+    what = f"{code.name if code.groups is None else f'{code.name}.combine'}"
+    with user_code(f"{what} (group {group.name})", code.where):
+        returned = code.combine(group, updates)
+    if code.groups is None and not isinstance(returned, Mapping):
+        returned = {group.name: returned}
+    names = {spec.name for spec in specs}
+    if not isinstance(returned, Mapping) or returned.keys() != names:
+        kind = f"a {type(returned).__name__}"
+        if isinstance(returned, Mapping):
+            kind = f"tensors {brief_names(sorted(map(str, returned)))}"
+        raise AggregationError(
+            f"{what} returned {kind} for the group {group.name!r}; return a dict with arrays "
+            f"for {brief_names(sorted(names))}"
+        )
+    return {spec.name: _floats(what, returned[spec.name], spec) for spec in specs}
+
+
+def _floats(what: str, value: Any, spec: TensorInfo) -> Array:
+    try:
+        floats = np.asarray(value)
+        if floats.dtype.kind not in "fiub":
+            raise TypeError(f"it has the type {floats.dtype}")
+        floats = np.ascontiguousarray(floats, np.float64).reshape(floats.shape)
+    except (TypeError, ValueError) as error:
+        raise AggregationError(
+            f"{what} returned a {type(value).__name__} for tensor {spec.name!r}, which is no "
+            f"array of real numbers: {error}; return a NumPy array"
+        ) from error
+    if floats.shape != spec.shape:
+        raise AggregationError(
+            f"{what} returned an array of shape {floats.shape} for tensor {spec.name!r}; "
+            f"return one of shape {spec.shape}"
+        )
+    return floats
+
+
+class CombinedGroups(NamedTuple):
+    """Result of combining groups.
+
+    Attributes:
+        base: The model that sites started from, with the combined tensors in place of its own.
+        rule: Rule of the walk, which leaves these tensors as they are in the base.
+        updates: Updates of which the walk folds the other tensors; none where all are combined.
+        numbers: Numbers that the code has logged, by key.
+    """
+
+    base: Source
+    rule: AggregationRule
+    updates: Sequence[UpdateSource]
+    numbers: Mapping[str, float]
+
+
+@contextmanager
+def combined_groups(
+    base: Source,
+    updates: Sequence[UpdateSource],
+    rule: AggregationRule,
+    code: TensorFold,
+    path: Path,
+    step: int,
+    memory_budget: int,
+    on_range: OnRange,
+) -> Iterator[CombinedGroups]:
+    """Combine groups of tensors one by one, and keep the results in a file until the block ends.
+
+    Args:
+        base: Model that the sites started from.
+        updates: Updates in the fold's order, which can be read in any order.
+        rule: Rule of the fold.
+        code: Code that combines groups.
+        path: Path of the file, which never gets that name.
+        step: Bytes that are read at a time.
+        memory_budget: Most bytes that a group's tensors may take.
+        on_range: Called after each tensor of an update; an error that it raises ends the work.
+
+    Raises:
+        UpdateRefusedError: An update does not fit the model or is not finite.
+        MisfitError: A group takes more than the budget.
+        AggregationError: The code failed, or returned something else.
+    """
+    layout, selected = base.layout, rule.selected(base.layout)
+    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
+    groups = _grouped(code, layout, [spec.name for spec in floats if spec.nbytes])
+    names = {spec.name for specs in groups.values() for spec in specs}
+    reader = _GroupReader(base, updates, rule, step, on_range)
+    for name, specs in groups.items():
+        reader.check_room(code, name, specs, memory_budget)
+    numbers: Counter[str] = Counter()
+    with FileSink(path, layout.subset(names, ()), durable=False) as sink:
+        for name, specs in groups.items():
+            members = [reader.update(reading, specs) for reading in reader.readings]
+            members = [member for member in members if member.tensors]
+            old = {spec.name: reader.base(spec) for spec in specs}
+            new = old
+            if members:  # what nobody has sent stays
+                group = TensorGroup(name, old, numbers)
+                new = _combined(code, group, members, specs)
+            for spec in specs:
+                _write(code, sink, layout, spec, new[spec.name], rule)
+            del members, old, new
+        places = {
+            spec.name: (sink, sink.layout.by_name[spec.name])
+            if spec.name in names
+            else (base, spec)
+            for spec in layout.tensors
+        }
+        rest = updates if names < selected else ()
+        yield CombinedGroups(
+            ComposedSource(layout, places), replace(rule, combined=frozenset(names)), rest, numbers
+        )
+    for update in updates:
+        update.confirm()
+
+
+class _GroupReader:
+    """Reader of whole tensors of updates."""
+
+    def __init__(
+        self,
+        base: Source,
+        updates: Sequence[UpdateSource],
+        rule: AggregationRule,
+        step: int,
+        on_range: OnRange,
+    ) -> None:
+        self.readings = [Reading(update, base.layout) for update in updates]
+        self._base, self._rule, self._step, self._on_range = base, rule, step, on_range
+        self._scratch, self._old_scratch = Scratch(), Scratch()
+
+    def check_room(
+        self, code: TensorFold, name: str, specs: Sequence[TensorInfo], budget: int
+    ) -> None:
+        """Refuse a group that takes more memory than there is for it."""
+        carried = [reading.carried.by_name for reading in self.readings]
+        # With the model's and the result.
+        copies = {spec.name: 2 + sum(spec.name in names for names in carried) for spec in specs}
+        need = sum(8 * spec.elements * copies[spec.name] for spec in specs)
+        if need > budget:
+            raise MisfitError(
+                f"the group {name!r} of {code.name} takes {need:,} bytes ({format_bytes(need)}) in "
+                f"float64, for {len(carried)} updates, the model and the result, and "
+                f"aggregation.memory_budget is {format_bytes(budget)}; raise it, or make smaller "
+                "groups"
+            )
+
+    def base(self, spec: TensorInfo) -> Array:
+        """Return a tensor of the model."""
+        values = np.empty(spec.elements)
+        for start, stop, block in self._ranges(spec):
+            data = view_of(self._base, start, stop, self._scratch)
+            load(numbers_in(spec.dtype, data), values[block])
+        return values.reshape(spec.shape)
+
+    def update(self, reading: Reading, specs: Sequence[TensorInfo]) -> GroupUpdate:
+        """Return an update's tensors of a group."""
+        carried = reading.carried.by_name
+        tensors = {spec.name: self._new(reading, spec) for spec in specs if spec.name in carried}
+        return GroupUpdate(reading.update.site, reading.update.weight, tensors)
+
+    def _new(self, reading: Reading, spec: TensorInfo) -> Array:
+        """Return the new values of a tensor."""
+        update, values = reading.update, np.empty(spec.elements)
+        body = self._rule.body_of(spec.name)
+        is_difference = update.params_type == "DIFF" and not body
+        run = TypeRun(spec.dtype, spec.start, spec.stop)
+        for start, stop, block in self._ranges(spec):
+            data = reading.read(start, stop, self._scratch)
+            part = values[block]
+            load(numbers_in(spec.dtype, data), part)
+            if self._rule.on_nonfinite == "reject":
+                index = first_not_finite(part, block.start)
+                if index is not None:
+                    value = float(part[index - block.start])
+                    raise not_finite(update.site, self._base.layout, run, index, value)
+            if is_difference or (reading.may_be_unchanged and not body):
+                old = view_of(self._base, start, stop, self._old_scratch)
+                if reading.may_be_unchanged:
+                    reading.compare(data, old)
+                if is_difference:
+                    before = np.empty(len(part))
+                    load(numbers_in(spec.dtype, old), before)
+                    np.add(part, before, out=part)
+        self._on_range(0)
+        return values.reshape(spec.shape)
+
+    def _ranges(self, spec: TensorInfo) -> Iterator[tuple[int, int, slice]]:
+        """Yield start and stop of a tensor's ranges in the body, and the elements there."""
+        size = unit(spec.dtype)
+        for start in range(spec.start, spec.stop, self._step):
+            stop = min(start + self._step, spec.stop)
+            yield start, stop, slice((start - spec.start) // size, (stop - spec.start) // size)
+
+
+@quietly
+def _write(
+    code: TensorFold,
+    sink: FileSink,
+    layout: Layout,
+    spec: TensorInfo,
+    values: Array,
+    rule: AggregationRule,
+) -> None:
+    """Write a combined tensor to the file, rounded once to its type."""
+    flat, start = values.reshape(-1), sink.layout.by_name[spec.name].start
+    for block in blocks(len(flat)):
+        data = memoryview(stored(spec.dtype, flat[block]))
+        if rule.on_nonfinite == "reject":
+            bad = first_not_finite(numbers_in(spec.dtype, data), block.start)
+            if bad is not None:
+                at = element_at(layout, TypeRun(spec.dtype, spec.start, spec.stop), bad)
+                raise AggregationError(
+                    f"{code.name} returned {flat[bad]:g} for {at}, which is not finite in the "
+                    f"tensor's type {spec.dtype}; mend the code"
+                )
+        sink.write(start + block.start * unit(spec.dtype), data)

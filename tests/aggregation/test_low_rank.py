@@ -1,0 +1,182 @@
+"""Sums of products of factors, and the folds of LoRA adapters that are made of them."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from flstream.aggregation.low_rank import Factors, residual_shapes
+from flstream.aggregation.tensor_fold import GroupUpdate, TensorGroup
+from flstream.errors import LayoutError, UpdateRefusedError
+from flstream.model.lora import layer_in_base, lora_pairs
+from flstream.workflows.fedex import FedEx
+from flstream.workflows.flora import FLoRA
+from flstream.workflows.hlora import HLoRA
+
+A, B = "fc.lora_A.weight", "fc.lora_B.weight"
+RESIDUAL_A, RESIDUAL_B = "residual::fc.residual_A", "residual::fc.residual_B"
+
+
+def product(tensors, a=A, b=B):
+    return tensors[b] @ tensors[a]
+
+
+def combined(code, base, sent, weights):
+    """What a fold makes of a pair, in float64, and what it logs."""
+    numbers = Counter()
+    updates = [
+        GroupUpdate(f"site-{place}", weight, tensors)
+        for place, (tensors, weight) in enumerate(zip(sent, weights, strict=True))
+    ]
+    return code.combine(TensorGroup("fc", base, numbers), updates), numbers
+
+
+def drawn(generator, outputs=30, inputs=20, rank=4, kept=4):
+    """A pair of a rank, with zeros behind what a site of a smaller rank has."""
+    a, b = generator.normal(size=(rank, inputs)), generator.normal(size=(outputs, rank))
+    a[kept:], b[:, kept:] = 0, 0
+    return {A: a, B: b}
+
+
+def with_residual(pair, rank):
+    (_, inputs), (outputs, _) = pair[A].shape, pair[B].shape
+    zeros = {RESIDUAL_A: np.zeros((rank, inputs)), RESIDUAL_B: np.zeros((outputs, rank))}
+    return {**pair, **zeros}
+
+
+def relative(found, due):
+    return np.linalg.norm(found - due) / np.linalg.norm(due)
+
+
+def test_fedex_is_what_one_computes_by_hand():
+    # Of the pairs 1 x 1 and 3 x 5, the mean product is 8, and the product of the means 2 x 3 = 6.
+    sent = [
+        {A: np.array([[1.0]]), B: np.array([[1.0]])},
+        {A: np.array([[3.0]]), B: np.array([[5.0]])},
+    ]
+    new, numbers = combined(FedEx(), with_residual(sent[0], 1), sent, [1.0, 1.0])
+    assert (new[A].item(), new[B].item()) == (2, 3)
+    assert product(new, RESIDUAL_A, RESIDUAL_B).item() == pytest.approx(2, abs=1e-12)
+    assert numbers["residual_squared"] == pytest.approx(4)
+    weighted, _ = combined(FedEx(), with_residual(sent[0], 1), sent, [3.0, 1.0])
+    total = product(weighted) + product(weighted, RESIDUAL_A, RESIDUAL_B)
+    assert total.item() == pytest.approx((3 * 1 + 15) / 4)
+
+
+def test_the_product_of_fedex_is_the_mean_of_the_products_round_after_round():
+    generator, weights = np.random.default_rng(1), [1.0, 2.0, 3.0]
+    base = with_residual(drawn(generator), 12)
+    sent = [drawn(generator) for _ in weights]
+    mean = sum(w * product(s) for w, s in zip(weights, sent, strict=True)) / 6
+    new, numbers = combined(FedEx(), base, sent, weights)
+    averaged = relative(product(new), mean)
+    assert averaged > 0.5  # what averaging alone loses
+    assert numbers["residual_squared"] == pytest.approx(np.linalg.norm(mean - product(new)) ** 2)
+    done = product(new, RESIDUAL_A, RESIDUAL_B)
+    assert relative(product(new) + done, mean) < 1e-14
+    assert numbers["lost_squared"] == 0
+    # As the files hold it, in float32.
+    rounded = {name: value.astype(np.float32).astype(float) for name, value in new.items()}
+    assert relative(product(rounded) + product(rounded, RESIDUAL_A, RESIDUAL_B), mean) < 1e-6
+    # A second round adds up, and has more than the residual's rank holds; all ranks hold it.
+    sent = [drawn(generator) for _ in weights]
+    mean = sum(w * product(s) for w, s in zip(weights, sent, strict=True)) / 6
+    padded = Factors(new[RESIDUAL_B], new[RESIDUAL_A]).padded(20)
+    for residual, holds_all in ((Factors(new[RESIDUAL_B], new[RESIDUAL_A]), False), (padded, True)):
+        old = {**new, RESIDUAL_A: residual.right, RESIDUAL_B: residual.left}
+        again, numbers = combined(FedEx(), old, sent, weights)
+        found = product(again) + product(again, RESIDUAL_A, RESIDUAL_B)
+        lost = np.linalg.norm(found - (mean + done)) ** 2
+        assert again[RESIDUAL_A].shape == residual.right.shape
+        assert numbers["lost_squared"] == pytest.approx(lost, rel=1e-9, abs=1e-18)
+        assert (numbers["lost_squared"] < 1e-18) == holds_all
+
+
+def test_what_is_cut_off_is_the_best_approximation_and_its_loss_is_known():
+    generator = np.random.default_rng(2)
+    parts = [Factors(generator.normal(size=(30, 3)), generator.normal(size=(3, 20))) for _ in "abc"]
+    whole = sum(part.left @ part.right for part in parts)
+    stacked = Factors.stacked([*parts, Factors(np.zeros((30, 2)), np.ones((2, 20)))])
+    assert stacked.rank == 9
+    assert stacked.squared_norm() == pytest.approx(np.linalg.norm(whole) ** 2)
+    values = np.linalg.svd(whole, compute_uv=False)
+    for rank in (1, 4, 9, 12):
+        near, lost = stacked.best(rank)
+        assert (near.left.shape, near.right.shape) == ((30, rank), (rank, 20))
+        assert lost == pytest.approx((values[rank:9] ** 2).sum(), rel=1e-9, abs=1e-18)
+        assert np.linalg.norm(near.left @ near.right - whole) ** 2 == pytest.approx(
+            lost, rel=1e-9, abs=1e-18
+        )
+    # By falling singular value, the same for both factors.
+    np.testing.assert_allclose(np.linalg.norm(near.left, axis=0)[:9] ** 2, values[:9])
+    np.testing.assert_allclose(near.left.T @ near.left, near.right @ near.right.T, atol=1e-12)
+    assert not near.left[:, 9:].any()
+    # A layer of fewer inputs than there is rank, and a matrix of zeros.
+    wide, _ = Factors(generator.normal(size=(5, 9)), generator.normal(size=(9, 3))).best(9)
+    assert (wide.left.shape, wide.right.shape) == ((5, 9), (9, 3))
+    assert not Factors.stacked([Factors(np.zeros((5, 2)), np.zeros((2, 3)))]).best(4)[0].left.any()
+
+
+def test_hlora_is_the_best_of_the_mean_product_of_unequal_ranks_by_falling_value():
+    generator, weights = np.random.default_rng(3), [1.0, 1.0, 2.0]
+    sent = [drawn(generator, rank=16, kept=kept) for kept in (4, 8, 16)]
+    mean = sum(w * product(s) for w, s in zip(weights, sent, strict=True)) / 4
+    new, numbers = combined(HLoRA(), sent[0], sent, weights)
+    u, s, vh = np.linalg.svd(mean)
+    assert relative(product(new), (u[:, :16] * s[:16]) @ vh[:16]) < 1e-13
+    assert numbers["lost_squared"] == pytest.approx((s[16:] ** 2).sum())
+    for rank in (4, 8):  # what a site of a smaller rank takes
+        cut = new[B][:, :rank] @ new[A][:rank]
+        assert relative(cut, (u[:, :rank] * s[:rank]) @ vh[:rank]) < 1e-13
+
+
+def test_flora_stacks_unequal_ranks_exactly_and_begins_anew():
+    generator, weights = np.random.default_rng(4), [1.0, 2.0]
+    base = with_residual(drawn(generator, rank=8, kept=8), 12)
+    sent = [drawn(generator, rank=8, kept=kept) for kept in (4, 8)]
+    mean = (product(sent[0]) + 2 * product(sent[1])) / 3
+    new, numbers = combined(FLoRA(), base, sent, weights)
+    assert relative(product(new, RESIDUAL_A, RESIDUAL_B), mean) < 1e-14
+    assert not new[B].any()
+    np.testing.assert_array_equal(new[A], base[A])
+    assert numbers["lost_squared"] == 0
+
+
+def test_an_update_with_one_factor_is_refused_by_site():
+    base = {A: np.ones((1, 2)), B: np.ones((2, 1))}
+    with pytest.raises(
+        UpdateRefusedError, match=r"one factor alone of the LoRA pair 'fc'"
+    ) as caught:
+        combined(HLoRA(), base, [base, {A: base[A]}], [1.0, 1.0])
+    assert caught.value.site == "site-1"
+
+
+def test_pairs_are_found_by_their_names_and_what_is_no_pair_is_a_sentence():
+    names = ["h.0.c.lora_A.weight", "h.0.c.lora_B.weight", "head.weight"]
+    assert lora_pairs(names) == {"h.0.c": tuple(names[:2])}
+    infix = ["m.q.lora_B.default.weight", "m.q.lora_A.default.weight"]
+    assert lora_pairs(infix) == {"m.q": (infix[1], infix[0])}
+    assert layer_in_base("base_model.model.h.0.c") == layer_in_base("h.0.c") == "h.0.c"
+    for wrong, message in (
+        (["fc.weight"], "the model has no LoRA pair"),
+        (names[:1], r"'h.0.c.lora_A.weight' lacks the other factor of 'h.0.c'"),
+        ([*names, "h.0.c.lora_A.other.weight"], "adapt one layer; exchange one adapter"),
+        (["wte.lora_embedding_A"], r"'wte.lora_embedding_A' adapts an embedding"),
+    ):
+        with pytest.raises(LayoutError, match=message):
+            lora_pairs(wrong)
+
+
+def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer():
+    shapes = {A: (4, 20), B: (30, 4)}
+    residual_a, residual_b = "fc.residual_A", "fc.residual_B"
+    assert residual_shapes(shapes, 3, None) == {residual_a: (12, 20), residual_b: (30, 12)}
+    assert residual_shapes(shapes, 9, None)[residual_a] == (20, 20)
+    assert residual_shapes(shapes, 9, 7)[residual_b] == (30, 7)
+
+
+def test_threads_of_torch_are_as_before():
+    threads = torch.get_num_threads()
+    Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
+    assert torch.get_num_threads() == threads

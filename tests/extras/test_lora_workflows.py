@@ -1,0 +1,122 @@
+"""Workflows of LoRA adapters with PEFT around a GPT-2, whose layers are of transformers' Conv1D."""
+
+import json
+
+import pytest
+from training_scripts import of_kind
+
+from flstream.inspection.export import export
+from flstream.telemetry.events import SiteLog
+
+MODEL = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import flstream.client as flare
+
+SIZE = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 50}
+LAYERS = ["c_attn", "c_fc"]
+
+
+def base():
+    torch.manual_seed(1)
+    return GPT2LMHeadModel(GPT2Config(**SIZE, bos_token_id=0, eos_token_id=0))
+
+
+def build(rank):
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=True, target_modules=LAYERS)
+    return get_peft_model(flare.base_model(), config)
+
+
+def tokens_of(index):
+    return torch.randint(0, 50, (4, 16), generator=torch.Generator().manual_seed(index))
+"""
+SCRIPT = """
+import torch
+from model import build, tokens_of
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+import flstream.client as flare
+
+flare.init()
+info = flare.system_info()
+most = info["model_args"]["rank"]
+rank = info["site_args"].get("rank", most)
+net, tokens = build(rank), tokens_of(info["site_index"])
+own = [tensor for tensor in net.parameters() if tensor.requires_grad]
+while flare.is_running():
+    model = flare.receive()
+    set_peft_model_state_dict(net, flare.to_rank(model.params, rank))
+    if flare.is_evaluate():
+        loss = net.eval()(input_ids=tokens, labels=tokens).loss.item()
+        flare.send(flare.FLModel(metrics={"loss": loss}))
+        continue
+    net.train()
+    optimizer = torch.optim.AdamW(own, lr=2e-2)
+    for _ in range(4):
+        optimizer.zero_grad()
+        net(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+    params = flare.to_rank(get_peft_model_state_dict(net), most)
+    flare.send(flare.FLModel(params=params, meta={"num_examples": 1 + info["site_index"]}))
+"""
+UNEQUAL = "clients.args={site-1 {rank=4}, site-2 {rank=8}, site-3 {rank=16}}"
+HOW = ["clients.count=3", 'model.base="model:base"', "model.args.rank=16", "rounds=3"]
+
+
+def is_what_sites_scored(folder, exported, losses):
+    """The exported adapter has the scores of the sites, in PEFT around a base of one's own."""
+    import sys
+
+    import torch
+    from peft import PeftModel
+
+    sys.path.insert(0, str(folder))
+    from model import base, tokens_of
+
+    net = PeftModel.from_pretrained(base(), exported).eval()
+    for index, due in losses.items():
+        tokens = tokens_of(index)
+        with torch.no_grad():
+            loss = net(input_ids=tokens, labels=tokens).loss.item()
+        assert loss == pytest.approx(due, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"), [("fedex", []), ("flora", [UNEQUAL]), ("hlora", [UNEQUAL])]
+)
+def test_an_adapter_and_its_residual_open_in_peft_as_sites_scored_them(
+    jobs, libraries, tmp_path, kind, ranks
+):
+    how = [*HOW, *ranks, f"workflow={{type={kind}, args{{key_metric=loss}}}}"]
+    run = jobs.run(SCRIPT, *how, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert not run.summary.warnings
+    logged = {event.key: event.value for event in of_kind(run, SiteLog) if event.round == 1}
+    assert logged.get("residual_squared", logged.get("product_squared")) > 0
+    assert (logged["lost_squared"] == 0) == (kind != "hlora")
+    exported = tmp_path / "exported"
+    export(run.directory.path, exported)
+    config = json.loads((exported / "adapter_config.json").read_text())
+    held = 16 if kind == "hlora" else 16 + 32  # a layer of 32 inputs has no residual above that
+    assert (config["r"], config["lora_alpha"]) == (held, 2 * held)
+    scored = run.summary.metrics[-1]["sites"]
+    # A site of a smaller rank scores as much of hlora's model as it holds.
+    places = [2] if kind == "hlora" else [0, 1, 2]
+    losses = {place: scored[f"site-{place + 1}"]["loss"] for place in places}
+    libraries(is_what_sites_scored, jobs.folder, exported, losses)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ("flare.to_rank(model.params, rank)", "flare.to_rank(model.params, 0)", "the rank 0"),
+        ("flare.to_rank(model.params, rank)", "flare.to_rank({}, 1)", "no LoRA factors"),
+    ],
+)
+def test_a_mistake_with_ranks_is_the_sentence_of_its_site(jobs, before, after, sentence):
+    script = SCRIPT.replace(before, after)
+    run = jobs.run(script, *HOW, "rounds=1", "workflow.type=hlora", model=MODEL)
+    assert run.summary.status == "failed"
+    assert sentence in run.summary.error
