@@ -258,9 +258,8 @@ def _three_digits(number: float) -> str:
 
 def draw(results: Sequence[Result], folder: Path) -> None:
     """Draw the loss by bytes, and the share of time in training by rate."""
-    from matplotlib.figure import Figure
-
     from flstream.report.matplotlib_style import save, series_color, styled
+    from matplotlib.figure import Figure
 
     results = with_one_step(results)
     with styled():
