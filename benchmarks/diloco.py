@@ -61,12 +61,11 @@ def loss_of(variant: Variant, measured: MeasuredRun) -> dict[str, Any]:
             for e in events
             if e["kind"] == "evaluated" and "loss" in e["metrics"] and e["round"]
         }
-    late = sum(event["bytes"] for event in events if event["kind"] == "late_received")
     scored = sum(event["down"]["bytes"] for event in events if event["kind"] == "evaluated")
     transfer = measured.summary.transfer
     return {
         "losses": sorted(losses.items()),
-        "down": (transfer.down.bytes - scored + late) / SITES,
+        "down": (transfer.down.bytes - scored) / SITES,
         "up": transfer.up.bytes / SITES,
     }
 

@@ -174,11 +174,24 @@ class Result(NamedTuple):
         return self.paced[max(self.paced)]
 
 
+def with_one_step(results: Sequence[Result]) -> list[Result]:
+    """Return results whose rates are computed with one time of a step, the median of all runs.
+
+    The time depends on what else the machine does, and not on the variant.
+    """
+    step = statistics.median(p["step"] for result in results for p in result.paced.values())
+    return [
+        result._replace(paced={r: {**p, "step": step} for r, p in result.paced.items()})
+        for result in results
+    ]
+
+
 def tables(results: Sequence[Result], plan: Plan) -> str:
     """Return the tables of losses and bytes, and of rates, as Markdown."""
-    plain = results[0]
     tokens = plan.steps * SITES * ROWS * LENGTH
     losses, rates = [], []
+    results = with_one_step(results)
+    plain = results[0]
     plain_rate = rate_for(plain.variant, plain.fastest, 0.8)
     for result in results:
         variant, point = result.variant, result.fastest
@@ -208,7 +221,6 @@ def tables(results: Sequence[Result], plan: Plan) -> str:
         rates.append(
             [
                 variant.name,
-                f"{point['step'] * 1000:.0f} ms",
                 *(f"{result.paced[rate]['share']:.0%}" for rate in plan.rates),
                 *(_three_digits(rate) for rate in needed),
                 f"{plain_rate / needed[SHARES.index(0.8)]:.0f}",
@@ -226,11 +238,12 @@ def tables(results: Sequence[Result], plan: Plan) -> str:
                 ],
                 losses,
             ),
-            "Share of the time in which sites train, measured; and the rate for a share, computed, "
-            "in Mbit/s, and how many times lower it is at 80% (theirs, 1B, in Gbit/s):\n",
+            "Share of the time in which sites train, measured; the rate for a share in Mbit/s, "
+            f"computed for steps of {results[0].fastest['step'] * 1000:.0f} ms, and how many times "
+            "lower it is at 80% (theirs, 1B, in Gbit/s):\n",
             markdown_table(
                 [
-                    *("variant", "step", *heads, *(f"{share:.0%}" for share in SHARES)),
+                    *("variant", *heads, *(f"{share:.0%}" for share in SHARES)),
                     *("times lower", "theirs, 80%", "times lower"),
                 ],
                 rates,
@@ -245,10 +258,10 @@ def _three_digits(number: float) -> str:
 
 def draw(results: Sequence[Result], folder: Path) -> None:
     """Draw the loss by bytes, and the share of time in training by rate."""
+    from flstream.report.matplotlib_style import save, series_color, styled
     from matplotlib.figure import Figure
 
-    from flstream.report.matplotlib_style import save, series_color, styled
-
+    results = with_one_step(results)
     with styled():
         figure = Figure(figsize=(8, 4))
         axes = figure.subplots()
@@ -263,6 +276,7 @@ def draw(results: Sequence[Result], folder: Path) -> None:
                 marker=".",
             )
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("MiB that a site has sent and received")
         axes.set_title("Loss on held-out text, nats a byte")
         axes.legend()
@@ -277,6 +291,7 @@ def draw(results: Sequence[Result], folder: Path) -> None:
             measured = [(rate, point["share"]) for rate, point in result.paced.items()]
             axes.plot(*zip(*measured, strict=True), "o", color=color)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(0, 1)
         axes.set_xlabel("Mbit/s of a site's link; lines are computed, dots measured")
         axes.set_title("Share of the time in which sites train")
