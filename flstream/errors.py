@@ -121,7 +121,10 @@ class WorkflowError(FlstreamError):
 
 
 class MisfitError(WorkflowError):
-    """A workflow contradicts another key of its job; the message names the key."""
+    """A workflow contradicts another key of its job, or calls for what no answer makes right.
+
+    The message names the key, or the call.
+    """
 
 
 class ReplayMismatchError(WorkflowError):

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flstream.errors import WorkflowError
+from flstream.text import brief_names
 
 if TYPE_CHECKING:
     from flstream.model.layout import Layout
@@ -109,8 +110,8 @@ def selected_names(
             }
             if not matching:
                 raise WorkflowError(
-                    f"{what} has the pattern {entry!r}, which matches no whole name of a tensor; "
-                    "flstream inspect lists the names"
+                    f"{what} has the pattern {entry!r}, which matches no whole name of a tensor: "
+                    f"the model has {brief_names(layout.names)}"
                 )
             selected |= matching
     return frozenset(selected)
@@ -128,7 +129,7 @@ def _parts(
     if len(layers) < count:
         raise WorkflowError(
             f"the model was to be divided into {count} parts, and has {len(layers)} layers: "
-            f"{', '.join(list(layers)[:8])}; ask for fewer parts"
+            f"{brief_names(list(layers))}; ask for fewer parts"
         )
     sizes = {
         layer: sum(layout.by_name[name].nbytes for name in members)

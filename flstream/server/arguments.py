@@ -78,16 +78,16 @@ def selection_of(method: str, argument: str, value: object) -> Selection | None:
     """Return the tensors that a workflow names, once they are patterns and parts.
 
     Raises:
-        WorkflowError: They are not; the message names the argument and the pattern.
+        MisfitError: They are not; the message names the argument and the pattern.
     """
     if value is None:
         return None
-    entries: list[Any] = [value if isinstance(value, Part) else None]
+    entries: list[Any] = [None]
     if isinstance(value, Sequence) and not isinstance(value, str):
         entries = list(value)
     for entry in entries:
         if not isinstance(entry, str | Part):
-            raise WorkflowError(
+            raise MisfitError(
                 f"run.{method}() was given {argument}={value!r}; give it a list of regular "
                 "expressions that match whole names of tensors, or parts of run.partition()"
             )
@@ -95,12 +95,12 @@ def selection_of(method: str, argument: str, value: object) -> Selection | None:
             try:
                 re.compile(entry)
             except re.error as error:
-                raise WorkflowError(
+                raise MisfitError(
                     f"run.{method}() was given {argument} with {entry!r}, which is no regular "
                     f"expression: {error}"
                 ) from error
     if not entries and argument == "send":
-        raise WorkflowError(
+        raise MisfitError(
             f"run.{method}() was given an empty list as send, so that nothing would be folded; "
             "name tensors, or leave it out"
         )

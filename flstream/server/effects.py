@@ -114,7 +114,7 @@ def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> Non
     if (record.name, record.arguments) == (kind, digest):
         return
     if request == record.request:
-        request += " with other sites, min_updates, timeout or meta"
+        request += " with other sites, min_updates, timeout, meta or parts (receive, send, late)"
     raise ReplayMismatchError(
         f"effect {record.effect} of the workflow was {record.request} before the run was cut "
         f"off, and is {request} now; a workflow must decide by what effects return and "

@@ -120,6 +120,7 @@ class TaskRun:
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
+        arrived_at: When the model had arrived at the last worker so far, by the monotonic clock.
         late_tensors: Tensors that a site is sent while it trains.
     """
 
@@ -141,7 +142,7 @@ class TaskRun:
         self._spec = spec
         self._plan = plan
         self._files = files
-        self._arrived_at = time.monotonic()
+        self.arrived_at = time.monotonic()
         self._fetching = 0.0
         self._turns: dict[str, WorkerTurn] = {}
         self._worker_of: dict[str, str] = {}
@@ -360,7 +361,7 @@ class TaskRun:
     def _arrive(self, turn: WorkerTurn, cost: Transfer) -> None:
         """Take in that the model has arrived at a worker."""
         self.down += cost
-        self._arrived_at = time.monotonic()
+        self.arrived_at = time.monotonic()
         self._picture.arrived(cost.bytes)
         turn.state, turn.since = _AT_WORK[self._spec.kind], time.time()
         self._tell(turn)
@@ -439,7 +440,7 @@ class TaskRun:
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
         if self._plan.own:
-            arrived = max(self._arrived_at, began)
+            arrived = max(self.arrived_at, began)
             return TaskCost(arrived - began, ended - arrived, down=self.down)
         count = workers or 1
         down, fetched = self.down.seconds / count, self._fetching / count

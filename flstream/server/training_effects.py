@@ -149,7 +149,9 @@ class TrainingEffects:
         def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
             training, run = self.started.first()
-            cost = TaskCost(work=time.monotonic() - began, down=run.down)
+            ended = time.monotonic()
+            arrived = min(max(run.arrived_at, began), ended)
+            cost = TaskCost(arrived - began, ended - arrived, down=run.down)
             result = self._result(training, run, cost)
             if result.failures and not may_fail:
                 failed, reason = next(iter(result.failures.items()))

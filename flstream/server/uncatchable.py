@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, WorkflowError
+from flstream.errors import FlstreamError, MisfitError, WorkflowError
 
 if TYPE_CHECKING:
     from flstream.server.run_state import RunState
@@ -51,11 +53,26 @@ def uncatchable(
             except Exception as error:
                 # Not of a kind that is expected, and all the more not to be gone on after.
                 code_failed(error)
-                name = f"{type(error).__name__}: {error}"
-                state.failure = WorkflowError(
-                    f"run.{effect.__name__}() failed with {name}; see server.log"
+                state.failure = _misuse(effect, owner, args, kwargs) or WorkflowError(
+                    f"run.{effect.__name__}() failed with {type(error).__name__}: {error}; see "
+                    "server.log"
                 )
                 state.failure.__cause__ = error
         raise EffectFailedError(state.failure) from state.failure
 
     return sealed
+
+
+def _misuse(
+    effect: Callable[..., object], owner: object, args: Sequence[object], names: Mapping[str, Any]
+) -> MisfitError | None:
+    """Return the error of a call whose arguments are not those of an effect; None if they are."""
+    signature = inspect.signature(effect)
+    try:
+        signature.bind(owner, *args, **names)
+    except TypeError as error:
+        unknown = next((name for name in names if name not in signature.parameters), "")
+        close = get_close_matches(unknown, signature.parameters, 1)
+        hint = f"did you mean {close[0]}?" if close else f"it takes {signature}"
+        return MisfitError(f"run.{effect.__name__}() {error}; {hint}")
+    return None

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from flstream.aggregation.fold_rule import ServerStep
+from flstream.errors import WorkflowError
 from flstream.job.stage import DEFINITION, WorkflowArgs
 from flstream.server.run import (
     FoldRule,
@@ -53,7 +54,15 @@ def nesterov(learning_rate: float, momentum: float) -> ServerStep | None:
 
     Returns:
         The step; None where the next model is the aggregate itself: 1 and 0.
+
+    Raises:
+        WorkflowError: A number is out of its range.
     """
+    if not (learning_rate > 0 and 0 <= momentum < 1):
+        raise WorkflowError(
+            f"nesterov({learning_rate!r}, {momentum!r}): the learning rate is above 0, and the "
+            "momentum from 0 to below 1"
+        )
     from flstream.aggregation import optimizers  # imports NumPy, and validating a job needs none
 
     return optimizers.nesterov(learning_rate, momentum)
