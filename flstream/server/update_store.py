@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError, WorkflowError
@@ -246,15 +245,26 @@ class UpdateStore:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
         metadata = self._store.metadata(training.base, training.round)
-        return UpdateFiles(folder, partial(self._form, training), metadata, durable=durable)
+        return UpdateFiles(folder, self._form_of(training), metadata, durable=durable)
 
-    def _form(self, training: SiteTraining, site: str) -> UpdateForm:
-        """The form in which a site's update of a training comes, once it has."""
+    def _form_of(self, training: SiteTraining) -> Callable[[str], UpdateForm]:
+        """Return the function that gives the form of a site's update, once it has come.
+
+        It does not keep the training: a task that waits for the collector would keep the files of
+        models.
+        """
+        codecs, name = self._context.update_codecs, training.base.digest
         if training.parts is None:
-            model = self._store.joined(training.base)
-        else:
-            model = self._received.base(training, site)
-        return UpdateForm(model, self._context.update_codecs, training.base.digest)
+            form = UpdateForm(self._store.joined(training.base), codecs, name)
+            return lambda _: form
+        reference = weakref.ref(training)
+
+        def form_of(site: str) -> UpdateForm:
+            training = reference()
+            assert training is not None, "updates outlive no training"
+            return UpdateForm(self._received.base(training, site), codecs, name)
+
+        return form_of
 
     def late_part(self, training: SiteTraining, site: str) -> tuple[Source, Source | None]:
         """The tensors of a model that a site is sent while it trains, and their changes, if any.
@@ -362,7 +372,7 @@ class UpdateStore:
             hosts=() if parts is not None else self._store.hosts(training.base) or training.at,
             waits=self.waits,
             name=training.base.digest,
-            form=partial(self._form, training),
+            form=self._form_of(training),
             encoder=self._store.encoder(
                 training.base.digest, source if part is None else part, lossy, part is None
             ),

@@ -120,6 +120,7 @@ def test_the_states_of_many_parameters_keep_one_descriptor_and_go_with_the_optim
     net = [torch.nn.Parameter(torch.ones(2000)) for _ in range(30)]
     for parameter in net:
         parameter.grad = torch.ones_like(parameter)
+    gc.collect()  # what earlier tests have left
     before = descriptors()
     optimizer = flare.offloaded(torch.optim.AdamW(net), tmp_path)
     optimizer.step()

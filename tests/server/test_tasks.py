@@ -36,8 +36,8 @@ TASK = TaskSpec(
     Task("train", 3, 2, 9),
     MODEL_BODY,
     {site: SiteTask(site, 0, 7) for site in SITES},
-    UpdateForm(MODEL_BODY),
     SECONDS,
+    lambda _: UpdateForm(MODEL_BODY),
 )
 
 

@@ -54,7 +54,9 @@ def offering():
 
 @pytest.fixture
 def update_files(tmp_path):
-    return UpdateFiles(tmp_path / "updates" / "round-0003", UpdateForm(BODY), durable=True)
+    return UpdateFiles(
+        tmp_path / "updates" / "round-0003", lambda _: UpdateForm(BODY), durable=True
+    )
 
 
 @pytest.fixture
