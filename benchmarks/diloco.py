@@ -73,36 +73,28 @@ def loss_of(variant: Variant, measured: MeasuredRun) -> dict[str, Any]:
 def utilisation_of(variant: Variant, measured: MeasuredRun) -> dict[str, Any]:
     """Return the share of the time that sites have trained, and the seconds and bytes of a step.
 
-    The time is that from the first training to the end of the last round; what a training waited
-    for late tensors counts as no training.
+    Sites send the mean seconds of a step with their updates. The time is that between two updates
+    of a site, so the first one's does not count, which the initial model comes before.
     """
-    events = measured.events
-    changes = [e for e in events if e["kind"] == "site_state" and e["site"] != "evaluator"]
-    began = min(e["time"] for e in changes if e["state"] == "training")
-    ended = max(e["time"] for e in events if e["kind"] == "round_finished")
-    trained, trainings, since = 0.0, 0, dict[str, float]()
-    for event in changes:
-        if event["state"] == "training":
-            since[event["site"]] = event["time"]
-        elif (start := since.pop(event["site"], None)) is not None and event["time"] <= ended:
-            trained += event["time"] - start
-            trainings += 1
-    seconds = trained
-    trained += sum(ended - start for start in since.values() if start < ended)
-    waited = sum(e["waited"] for e in events if e["kind"] == "late_received")
-    steps = trainings * variant.inner_steps / variant.fragments
-    updates = [e["round"] for e in events if e["kind"] == "site_update"]
+    events, trained, elapsed = measured.events, 0.0, 0.0
+    updates = [event for event in events if event["kind"] == "site_update"]
+    last = dict[str, float]()
+    for update in updates:
+        site, seconds = update["site"], update["metrics"]["seconds"]
+        if site in last:
+            trained += seconds * variant.inner_steps / variant.fragments
+            elapsed += update["time"] - last[site]
+        last[site] = update["time"]
     late = [e["bytes"] for e in events if e["kind"] == "late_received"]
     rounds = [e for e in events if e["kind"] == "round_finished"]
     down = late or [e["down"]["bytes"] / SITES for e in rounds[1:]]
     up = [e["up"]["bytes"] / SITES for e in rounds]
     return {
-        "share": (trained - waited) / (SITES * (ended - began)),
-        "step": (seconds - waited) / steps,
+        "share": trained / elapsed,
+        "step": statistics.mean(update["metrics"]["seconds"] for update in updates),
         "down": statistics.mean(down),
         "up": statistics.mean(up),
         "largest": max(down) + max(up),
-        "updates": len(updates),
     }
 
 

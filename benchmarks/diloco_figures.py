@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,8 +259,9 @@ def _three_digits(number: float) -> str:
 
 def draw(results: Sequence[Result], folder: Path) -> None:
     """Draw the loss by bytes, and the share of time in training by rate."""
-    from flstream.report.matplotlib_style import save, series_color, styled
+    sys.path.append(str(Path(__file__).parent / "peers"))
     from matplotlib.figure import Figure
+    from plot_style import save, series_color, styled
 
     results = with_one_step(results)
     with styled():

@@ -6,6 +6,7 @@ the server does: its first model is the initial one, and the others are mean gra
 """
 
 import argparse
+import time
 
 import torch
 from data import Batches, corpus, in_rows
@@ -29,6 +30,7 @@ parameters = dict(net.named_parameters())
 
 while flare.is_running():
     model = flare.receive()
+    began = time.monotonic()
     step = model.current_round  # steps that were made before
     if step == 0:
         net.load_state_dict(model.params)
@@ -44,4 +46,5 @@ while flare.is_running():
     loss = net.loss(next(data))
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in parameters.items()}
-    flare.send(flare.FLModel(params=gradients, metrics={"train_loss": loss}))
+    metrics = {"train_loss": loss, "seconds": time.monotonic() - began}
+    flare.send(flare.FLModel(params=gradients, metrics=metrics))

@@ -30,22 +30,21 @@ def event(time, kind, **fields):
     return {"time": time, "kind": kind, **fields}
 
 
-def test_the_share_measured_is_training_less_waiting_over_all_time():
+def test_the_share_measured_is_that_of_the_time_between_two_updates():
     transfer = {"bytes": 400}
+    times = {"site-1": (9.0, 12.0, 14.0), "site-2": (9.5, 11.5, 15.5)}
     events = [
-        event(0.0, "site_state", site="site-1", state="downloading"),
-        *(event(1.0, "site_state", site=f"site-{n}", state="training") for n in (1, 2, 3, 4)),
-        event(1.0, "site_state", site="evaluator", state="evaluating"),
-        event(2.0, "late_received", site="site-1", waited=1.0, bytes=70),
-        *(event(4.0, "site_state", site=f"site-{n}", state="ready") for n in (1, 2, 3, 4)),
-        event(4.0, "site_update", round=1),
-        event(5.0, "round_finished", down=transfer, up=transfer),
-        event(7.0, "site_state", site="site-1", state="training"),
-        event(8.0, "site_state", site="site-1", state="ready"),
+        *(
+            event(time, "site_update", site=site, metrics={"seconds": seconds})
+            for site, each in times.items()
+            for time, seconds in zip(each, (0.9, 0.1, 0.2), strict=True)
+        ),
+        event(10.0, "late_received", site="site-1", bytes=70),
+        event(16.0, "round_finished", down=transfer, up=transfer),
     ]
     point = utilisation_of(LATE, SimpleNamespace(events=events))
-    assert point["share"] == pytest.approx((4 * 3 - 1) / (4 * 4))
-    assert point["step"] == pytest.approx((4 * 3 - 1) / (4 * 10))
+    assert point["share"] == pytest.approx(2 * 10 * (0.1 + 0.2) / (5 + 6))
+    assert point["step"] == pytest.approx(0.4)
     assert (point["up"], point["down"], point["largest"]) == (100, 70, 170)
 
 
