@@ -17,7 +17,15 @@ MOVING = page("moving")
 OWN = {
     *("base_model", "edit", "offloaded"),
     *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
-    *("proximal_term", "device", "restore_optimizer", "personal", "own_model", "to_rank"),
+    *(
+        "proximal_term",
+        "device",
+        "restore_optimizer",
+        "personal",
+        "own_model",
+        "to_rank",
+        "outer_steps",
+    ),
 }
 
 
