@@ -65,7 +65,7 @@ def test_a_list_is_a_codec_with_a_loss_and_then_one_of_frames(parse):
     down = chain_of(CodecPlan(parse("down", "delta", "zstd")))
     assert down.lossy is None
     assert down.frames.needs_base
-    assert chain_of(CodecPlan()) == (None, None)
+    assert not any(chain_of(CodecPlan()))
     down = chain_of(CodecPlan(parse("down", "int8", "delta", "zstd"), of_models=True))
     assert down.lossy.codec.of_models
     assert down.frames.needs_base
