@@ -159,7 +159,11 @@ def broken(tmp_path_factory, jobs_in):
         ("other sites", TRAIN, "train(model 1, site-1)"),
         ("no evaluation", "evaluate(model 2)", "start(model 2, site-1)"),
         ("other start", "start(model 2, site-1)", "start(model 2, site-2)"),
-        ("more updates", TRAIN, f"{TRAIN} with other sites, min_updates, timeout, meta or parts"),
+        (
+            "more updates",
+            TRAIN,
+            f"{TRAIN} with other sites, min_updates, timeout, meta or parts (receive, send, late)",
+        ),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
     ],
 )
