@@ -153,6 +153,9 @@ def broken(tmp_path_factory, jobs_in):
     return flows, flows.broken(OTHER, *HOW, script=adding({}))
 
 
+OTHERS = "sites, min_updates, timeout, meta or parts (receive, send, late)"
+
+
 @pytest.mark.parametrize(
     ("other", "before", "now"),
     [
@@ -162,7 +165,7 @@ def broken(tmp_path_factory, jobs_in):
         (
             "more updates",
             TRAIN,
-            f"{TRAIN} with other sites, min_updates, timeout, meta or parts (receive, send, late)",
+            f"{TRAIN} with other {OTHERS}",
         ),
         ("some updates", f"{FOLD} 4)", "fold(model 1, updates of site-1 of effect 4)"),
     ],
