@@ -8,7 +8,7 @@ model's size; updates have to be in files or in memory, since they are not read 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -76,10 +76,12 @@ def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str
         )
     known, owner = set(names), dict[str, str]()
     groups: dict[str, list[TensorInfo]] = {}
-    for group, members in returned.items():
-        if not isinstance(group, str) or isinstance(members, str) or not members:
+    for group, listed in returned.items():
+        is_list = isinstance(listed, Iterable) and not isinstance(listed, str)
+        members = list(listed) if is_list else []  # an iterator gives its names once
+        if not isinstance(group, str) or not members:
             raise AggregationError(
-                f"{what} returned {members!r} for the group {group!r}; return a list of "
+                f"{what} returned {listed!r} for the group {group!r}; return a list of "
                 "tensors' names for each name of a group"
             )
         for name in members:

@@ -123,7 +123,7 @@ def edit(path: str | os.PathLike[str]) -> Iterator[MutableMapping[str, torch.Ten
     """
     session = present()
     if session is not None and session.kind is not None:
-        place = session.context.path_of(path)
+        place = session.context.written_path(path)
     else:
         place = Path(path).absolute()
     try:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from flstream.client.fl_model import FLModel
 from flstream.client.site_folder import WORK_FOLDER
+from flstream.errors import ClientError
 
 MODEL_FILE = "model.safetensors"
 """Name of the file that a learner gets the model in, below the site's work folder."""
@@ -47,6 +48,21 @@ class SiteContext:
     def path_of(self, file: str | os.PathLike[str]) -> Path:
         """Return the absolute path of a file; a relative one is below the site's work folder."""
         return Path(self.folder, WORK_FOLDER, file)
+
+    def written_path(self, file: str | os.PathLike[str]) -> Path:
+        """Return the absolute path of a file that is to be written, as :meth:`path_of` does.
+
+        Raises:
+            ClientError: It is a file of the run that is not the site's own, such as a checkpoint.
+        """
+        path, own = self.path_of(file), Path(self.folder).resolve()
+        folder = path.parent.resolve()
+        if own.parents[1] in (folder, *folder.parents) and own not in (folder, *folder.parents):
+            raise ClientError(
+                f"{path} is a file of the run's own, which sites must not write; name another: a "
+                "relative path is below the site's own working folder"
+            )
+        return path
 
     @property
     def state_dir(self) -> Path:

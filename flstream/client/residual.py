@@ -29,6 +29,8 @@ _bases: weakref.WeakKeyDictionary[torch.nn.Module, tuple[float | None, set[str]]
 _bases = weakref.WeakKeyDictionary()
 # Values that came with the last model, until a base takes the residual from there.
 _received: Mapping[str, Any] | None = None
+# Whether code has built a base in this process, which it is to keep.
+_has_built = False
 # Residuals by name of the layer, without those of zeros.
 _residuals: dict[str, _Residual] = {}
 
@@ -40,7 +42,8 @@ def add_residuals(base: torch.nn.Module, scaling: float | None) -> None:
         base: The base, before an adapter is built around it.
         scaling: Scaling of the adapter; None for that of PEFT's layers around those of the base.
     """
-    _bases[base] = scaling, set()
+    global _has_built
+    _bases[base], _has_built = (scaling, set()), True
     _take()
 
 
@@ -51,6 +54,21 @@ def receive_residuals(meta: Mapping[str, Any]) -> None:
     _residuals.clear()
     if _bases:
         _take()
+
+
+def check_residuals() -> None:
+    """Refuse training with a residual that no base of this process has added.
+
+    Raises:
+        ClientError: The module of ``base_model()`` is gone, such as after a copy of it.
+    """
+    if _has_built and not _bases and _received is not None:
+        sent = _received.get(RESIDUAL)
+        if isinstance(sent, Mapping) and _filled(sent):
+            raise ClientError(
+                "the model came with a residual, which the module of flare.base_model() adds, and "
+                "that module is gone; keep it, and build the adapter around it and not a copy"
+            )
 
 
 def _take() -> None:

@@ -231,7 +231,7 @@ class Session:
         if into is not None or place is not None or file is not None:
             self.expect_model()
         if self._model is None:
-            path = None if file is None else self.context.path_of(file)
+            path = None if file is None else self.context.written_path(file)
             self._model, self._into = self.turn.receive(into, place, path), into
         elif into is not None and into is not self._into:
             raise ClientError(

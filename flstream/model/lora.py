@@ -44,6 +44,11 @@ def lora_pairs(names: Iterable[str]) -> dict[str, LoraPair]:
                 f"tensor {name!r} adapts an embedding, and pairs of linear layers alone are "
                 "combined; take the embedding out of target_modules"
             )
+        if "lora_magnitude_vector" in name:
+            raise LayoutError(
+                f"tensor {name!r} is of DoRA, whose product of factors is scaled by magnitudes; "
+                "build the adapter with use_dora=False"
+            )
         match = _FACTOR.fullmatch(name)
         if match is None:
             continue

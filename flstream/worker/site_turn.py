@@ -13,7 +13,7 @@ from flstream.client.base import check_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
-from flstream.client.residual import receive_residuals
+from flstream.client.residual import check_residuals, receive_residuals
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
 from flstream.errors import ClientError, FlstreamError
@@ -129,6 +129,7 @@ class SiteTurn(TaskTurn):
         model.check()
         self.late()  # which the code may not have asked for
         check_base()
+        check_residuals()
         # Memory that the script frees from here on is kept for the next model.
         self._worker.memory.keep()
         answer = self._reported(model, site)

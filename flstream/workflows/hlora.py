@@ -31,6 +31,10 @@ class HLoRA:
         best, lost = product.best(lora.base.rank)
         group.log("product_squared", product.squared_norm())
         group.log("lost_squared", lost)
+        # Where the product needs less than the rank, the old rows of A stay beside columns of 0 in
+        # B: with both 0, neither would have a gradient again.
+        spare = ~best.left.any(0)
+        best.right[spare] = lora.base.right[spare]
         return {lora.pair.a: best.right, lora.pair.b: best.left}
 
 

@@ -180,3 +180,13 @@ def test_threads_of_torch_are_as_before():
     threads = torch.get_num_threads()
     Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
     assert torch.get_num_threads() == threads
+
+
+def test_a_rank_that_a_product_does_not_need_can_be_trained_again():
+    generator = np.random.default_rng(3)
+    base, small = drawn(generator), drawn(generator, kept=1)
+    new, _ = combined(HLoRA(), base, [small], [1.0])
+    np.testing.assert_allclose(new[B] @ new[A], small[B] @ small[A])
+    # With both factors 0, neither would have a gradient.
+    assert np.array_equal(new[A][1:], base[A][1:])
+    assert not new[B][:, 1:].any()

@@ -10,12 +10,14 @@ import pytest
 import torch
 from folding import MemorySink, sent
 
+from flstream.aggregation import tensor_groups
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.tensor_fold import TensorFold
 from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.digests import body_digest
+from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 
 
@@ -235,3 +237,21 @@ def test_the_documented_class_takes_the_layer_that_is_nearest_to_the_others(tmp_
     with combined_groups(MemoryBody.of(states[0]), whole(states), rule, *how) as groups:
         fold_updates(groups.base, groups.updates, groups.rule, sink, 64, lambda _: None)
     assert torch.equal(sink.tensors()["fc.weight"], states[1]["fc.weight"])
+
+
+def test_groups_may_be_given_by_iterators():
+    code = TensorFold.of(_Once())
+    layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
+    groups = tensor_groups._grouped(code, layout, ["a", "b"])
+    assert {name: [spec.name for spec in specs] for name, specs in groups.items()} == {
+        "all": ["a", "b"]
+    }
+
+
+@dataclass(frozen=True)
+class _Once:
+    def groups(self, names):
+        return {"all": iter(names)}
+
+    def combine(self, group, updates):
+        return {}

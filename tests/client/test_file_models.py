@@ -289,3 +289,27 @@ def test_edit_refuses_a_file_that_others_have(path):
     with pytest.raises(CheckpointError), flare.edit(text):
         pass
     assert text.read_text() == "no tensors at all"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "flare.receive(file=checkpoint)",
+        "\n    with flare.edit(checkpoint) as tensors:\n        pass",
+    ],
+)
+def test_a_site_may_not_write_to_a_checkpoint_of_the_run(jobs, use):
+    script = f"""
+import flstream.client as flare
+from pathlib import Path
+
+flare.init()
+while flare.is_running():
+    folder = Path(flare.system_info()["site_dir"]).parents[1]
+    checkpoint = folder / "checkpoints" / "round-0000.safetensors"
+    {use.strip()}
+    flare.send(flare.receive())
+"""
+    run = jobs.run(script, "rounds=1", "clients.count=1", "workflow.args.evaluate_every=0")
+    assert run.summary.status == "failed"
+    assert "is a file of the run's own, which sites must not write" in run.summary.error
