@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from flstream.errors import WorkflowError
@@ -79,7 +78,6 @@ def selection_of_plain(plain: Iterable[Any]) -> Selection:
     return tuple(Part(*entry) if isinstance(entry, list) else entry for entry in plain)
 
 
-@lru_cache(maxsize=64)
 def selected_names(
     what: str, selection: Selection, layout: Layout, order: tuple[str, ...]
 ) -> frozenset[str]:
@@ -117,7 +115,6 @@ def selected_names(
     return frozenset(selected)
 
 
-@lru_cache(maxsize=8)
 def _parts(
     count: int, order: PartOrder, layout: Layout, names: tuple[str, ...]
 ) -> Sequence[frozenset[str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flstream.errors import WorkflowError
 from flstream.model.composed import composed
-from flstream.model.selection import Selection, selected_names
+from flstream.model.selection import Part, Selection, selected_names
 from flstream.model.source import Source
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class ReceivedTensors:
 
     def __init__(self, store: ModelStore) -> None:
         self._store = store
+        # To look a layout up takes as long as it has tensors.
+        self._selected: dict[str | Part, frozenset[str]] = {}
         # By site: the round of its last training, if it has answered, and what it has received.
         self._sites: dict[str, tuple[int, _Versions]] = {}
         # By version, the tensors that its fold may have changed; all where there is no entry.
@@ -76,9 +78,16 @@ class ReceivedTensors:
         Raises:
             WorkflowError: A pattern matches no name, or there are fewer layers than parts.
         """
-        facts = self._store.facts
-        assert facts is not None
-        return selected_names(what, selection, *facts)
+        return frozenset().union(*(self._entry(what, entry) for entry in selection))
+
+    def _entry(self, what: str, entry: str | Part) -> frozenset[str]:
+        """Return the names of a pattern's or a part's tensors."""
+        names = self._selected.get(entry)
+        if names is None:
+            facts = self._store.facts
+            assert facts is not None
+            names = self._selected[entry] = selected_names(what, (entry,), *facts)
+        return names
 
     def base(self, training: SiteTraining, site: str) -> Source:
         """Return the model that a site's update is compared with: each tensor as it has it.
@@ -190,7 +199,7 @@ class ReceivedTensors:
     def _changed_at(self, version: int, name: str) -> int:
         """Return the last version up to this one whose fold may have changed a tensor."""
         while version and (changed := self._changed.get(version)) is not None:
-            if name in self.names("send", changed):
+            if any(name in self._entry("send", entry) for entry in changed):
                 break
             version -= 1
         return version
