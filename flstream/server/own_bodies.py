@@ -37,7 +37,8 @@ def own_body(name: str, shapes_of: ShapesOf, model: Layout) -> ZeroSource:
         raise WorkflowError(
             f"{function} raised {type(error).__name__}: {error}; let it return shapes by name"
         ) from error
-    if taken := sorted(layout.by_name.keys() & set(model.names)) or not layout.tensors:
-        names = f"a tensor {taken[0]!r}, which the model has" if isinstance(taken, list) else "none"
+    taken = sorted(layout.by_name.keys() & set(model.names))
+    if taken or not layout.tensors:
+        names = f"a tensor {taken[0]!r}, which the model has" if taken else "none"
         raise WorkflowError(f"{function} returned {names}; let it return tensors of other names")
     return ZeroSource(layout)

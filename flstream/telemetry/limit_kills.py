@@ -1,4 +1,4 @@
-"""Which ends of processes the memory limit of a run explains."""
+"""Ends of processes that the memory limit of a run explains."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from flstream.errors import ClientError
 from flstream.model.checkpoint import BodyFile, FileSource, file_to_overwrite
 from flstream.model.copy import copy
 from flstream.model.descriptors import open_to_write
-from flstream.model.source import Source
+from flstream.model.source import Scratch, Source, view_of
 
 _STEP = 1 << 20
 
@@ -43,17 +43,16 @@ class ReceivedFile:
                 f"{self._path} is gone, which has the model as it was received; put it back, and "
                 "go on with --resume"
             )
-        with_header = BodyFile(str(self._path), open_to_write(self._path, keep=True))
+        file = BodyFile(str(self._path), open_to_write(self._path, keep=True))
+        scratch = Scratch()
         try:
             for spec in part.layout.tensors:
-                at = with_header.layout.by_name[spec.name].start - spec.start
+                at = file.layout.by_name[spec.name].start - spec.start
                 for start in range(spec.start, spec.stop, _STEP):
                     stop = min(start + _STEP, spec.stop)
-                    view = memoryview(bytearray(stop - start))
-                    part.read(start, stop, view)
-                    with_header.write(at + start, view)
+                    file.write(at + start, view_of(part, start, stop, scratch))
         finally:
-            with_header.close()
+            file.close()
 
     def source(self) -> FileSource:
         """Open the model."""

@@ -112,7 +112,7 @@ class TaskModel:
         selected: Names of the tensors that are aggregated; None for all.
         held_back: Names of tensors that the current site's code does not receive.
         kept: The received model, of which code gets a copy; None where it gets the model itself.
-        worker: As given.
+        worker: The worker.
     """
 
     def __init__(self, worker: Worker, task: Task) -> None:
@@ -124,7 +124,7 @@ class TaskModel:
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
         self._mapped: MappedModel | None = None
-        self.worker = self._worker = worker
+        self.worker = worker
         self._changes = worker.changes
         self._framework = worker.info.exchange_format
         self._has_several_sites = len(task.sites) > 1
@@ -174,7 +174,7 @@ class TaskModel:
                 "the workflow sends parts of models, and receive(file=...) takes whole ones; "
                 "leave out file"
             )
-        self._worker.memory.release()
+        self.worker.memory.release()
 
         def file_for(layout: Layout) -> BodyFile:
             # Without the format, transformers opens no file.
@@ -199,7 +199,7 @@ class TaskModel:
         Raises:
             StreamingError: They did not come.
         """
-        worker, offered = self._worker, self._worker.receive_late(self.task.effect)
+        worker, offered = self.worker, self.worker.receive_late(self.task.effect)
         changed = site if offered.are_changes else None
         coding = self._coding(worker.down, offered.bodies, changed)
         remote = RemoteSource(worker.down, offered.bodies[MODEL], worker.info.streaming)
@@ -245,8 +245,8 @@ class TaskModel:
         joined = self._note(layout)
         into = place(joined.model)
         if into is None:
-            return self._worker.memory.allocate(part, self._framework)
-        self._worker.memory.release()
+            return self.worker.memory.allocate(part, self._framework)
+        self.worker.memory.release()
         body = MemoryBody.over(into)
         if self.task.parts is not None and body.tensors.keys() >= set(joined.model.names):
             body = body.part(joined.model)
@@ -266,7 +266,7 @@ class TaskModel:
                 elif self._has_several_sites:
                     # In torch, which has all dtypes.
                     self.kept = self._fetch(
-                        partial(self._worker.memory.allocate, framework="pytorch")
+                        partial(self.worker.memory.allocate, framework="pytorch")
                     )
                 else:
                     # A filtered model has none of the model's bytes.
@@ -281,9 +281,9 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        is_base = self._worker.info.codecs_down.needs_base and self.task.parts is None
+        is_base = self.worker.info.codecs_down.needs_base and self.task.parts is None
         if is_base and not self.task.mapped:
-            self._worker.base = self.task.model, self.kept
+            self.worker.base = self.task.model, self.kept
         return self.kept
 
     def _fetch(self, sink_for: Callable[[Layout], BodyT], seen: Seen | None = None) -> BodyT:
@@ -292,7 +292,7 @@ class TaskModel:
         Where code will see it in another place, memory that it has received a model into before has
         what need not be sent.
         """
-        worker, sink_for = self._worker, _same_for_all_attempts(sink_for)
+        worker, sink_for = self.worker, _same_for_all_attempts(sink_for)
         while True:
             task = self.task
             try:
@@ -331,7 +331,7 @@ class TaskModel:
         if lossy is None or LAYOUT not in bodies:
             return None
         header = download(
-            RemoteSource(receiver, bodies[LAYOUT], self._worker.info.streaming), MemoryBody.allocate
+            RemoteSource(receiver, bodies[LAYOUT], self.worker.info.streaming), MemoryBody.allocate
         )
         text = b"".join(header.views(0, header.layout.nbytes))
         base = None if changed is None else ReceivedFile(changed.state_dir).source()
@@ -339,7 +339,7 @@ class TaskModel:
 
     def _remote(self, receiver: Receiver, coding: _Coding | None) -> RemoteSource:
         """Return the model on offer."""
-        worker, streaming = self._worker, self._worker.info.streaming
+        worker, streaming = self.worker, self.worker.info.streaming
         name, base = worker.base
         frames = self._changes.model_codecs.frames
         return RemoteSource(
@@ -358,14 +358,14 @@ class TaskModel:
         """Return what may have some of the model's bytes, in the form in which it comes."""
         if coding is not None and coding.base is not None:
             return None
-        source: Source | None = body if body.is_used else self._worker.base[1]
+        source: Source | None = body if body.is_used else self.worker.base[1]
         if source is None and seen is not None and (place := seen(body.layout)).is_used:
             source = place
         return _as_sent(source, coding)
 
     def _map(self) -> MappedModel:
         """Map the model's checkpoint, by the descriptor that the server sends."""
-        worker = self._worker
+        worker = self.worker
         # No model is expected in memory soon.
         worker.memory.release()
         remote = RemoteSource(worker.down, self.task.bodies[MODEL], worker.info.streaming)
@@ -402,7 +402,7 @@ class TaskModel:
                     f"the workflow sends {names[0]!r} beside the model, which {flaw} pass over; "
                     "leave them out, or take another workflow"
                 )
-            has_alias = self._worker.info.alias is not None
+            has_alias = self.worker.info.alias is not None
             self.joined = JoinedBodies(names, layout, has_alias=has_alias)
             self.joint, self.layout = layout, self.joined.model
         return self.joined

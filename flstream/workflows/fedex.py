@@ -5,40 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from flstream.workflows import GroupUpdate, Model, Run, TensorGroup, WorkflowArgs, workflow
+from flstream.workflows import GroupUpdate, Model, Run, TensorGroup, workflow
+from flstream.workflows.residual import LayersWithResidual, ResidualArgs
 
 if TYPE_CHECKING:
     from flstream.aggregation.elements import Array
 
 
-class FedExArgs(WorkflowArgs):
-    """Arguments of fedex."""
-
-    rank: Annotated[int, Field(ge=1)] | None = None
-    """The rank of the residual of each layer; null is that of the adapter, times sites of a round.
-
-    That holds one round exactly. What later rounds add beyond it is cut off by a singular value
-    decomposition, and `lost_squared` in the journal says how much.
-    """
-
-
 @dataclass(frozen=True)
-class FedEx:
+class FedEx(LayersWithResidual):
     """Means of the factors, and what these leave of the mean of the products.
 
     That is ``mean(B_i A_i) - mean(B) mean(A) = mean((B_i - mean(B)) (A_i - mean(A)))``, a sum of
     small products.
     """
-
-    def groups(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        """Return each layer's factors, and those of its residual."""
-        from flstream.aggregation.low_rank import pairs_with_residual
-
-        return pairs_with_residual(names)
 
     def combine(self, group: TensorGroup, updates: Sequence[GroupUpdate]) -> Mapping[str, Array]:
         """Average the factors, and add the rest to the residual."""
@@ -53,8 +35,8 @@ class FedEx:
         return lora.changed(group, mean, rest)
 
 
-@workflow("fedex", FedExArgs)
-def fedex(run: Run, args: FedExArgs) -> Model:
+@workflow("fedex", ResidualArgs)
+def fedex(run: Run, args: ResidualArgs) -> Model:
     """Average LoRA adapters, and keep what the mean of their factors leaves in a residual.
 
     The base that sites get from ``flare.base_model()`` adds the residual.

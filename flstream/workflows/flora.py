@@ -5,36 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field
-
-from flstream.workflows import GroupUpdate, Model, Run, TensorGroup, WorkflowArgs, workflow
+from flstream.workflows import GroupUpdate, Model, Run, TensorGroup, workflow
+from flstream.workflows.residual import LayersWithResidual, ResidualArgs
 
 if TYPE_CHECKING:
     from flstream.aggregation.elements import Array
 
 
-class FLoRAArgs(WorkflowArgs):
-    """Arguments of flora."""
-
-    rank: Annotated[int, Field(ge=1)] | None = None
-    """The rank of the stacked adapters; null is that of the model's, times sites of a round.
-
-    That holds one round exactly. What later rounds add beyond it is cut off by a singular value
-    decomposition, and `lost_squared` in the journal says how much.
-    """
-
-
 @dataclass(frozen=True)
-class FLoRA:
+class FLoRA(LayersWithResidual):
     """The stacked adapters, and a new adapter for the next round."""
-
-    def groups(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        """Return each layer's factors, and those of what is stacked."""
-        from flstream.aggregation.low_rank import pairs_with_residual
-
-        return pairs_with_residual(names)
 
     def combine(self, group: TensorGroup, updates: Sequence[GroupUpdate]) -> Mapping[str, Array]:
         """Stack the adapters, and begin with the first A and a B of zeros again."""
@@ -46,8 +28,8 @@ class FLoRA:
         return lora.changed(group, lora.base.begun_anew(), stacked)
 
 
-@workflow("flora", FLoRAArgs)
-def flora(run: Run, args: FLoRAArgs) -> Model:
+@workflow("flora", ResidualArgs)
+def flora(run: Run, args: ResidualArgs) -> Model:
     """Stack the LoRA adapters of each round, of equal or unequal ranks, beside the base.
 
     The base that sites get from ``flare.base_model()`` adds what was stacked; each round trains a
