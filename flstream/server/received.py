@@ -31,6 +31,8 @@ class ReceivedTensors:
         self._selected: dict[str | Part, frozenset[str]] = {}
         # By site: the round of its last training, if it has answered, and what it has received.
         self._sites: dict[str, tuple[int, _Versions]] = {}
+        # Sites whose last training was of parts: those keep a file of what they received.
+        self._with_file: set[str] = set()
         # By version, the tensors that its fold may have changed; all where there is no entry.
         self._changed: dict[int, Selection] = {}
         # By version, that of the model which it was made of.
@@ -43,6 +45,10 @@ class ReceivedTensors:
         last, _ = self._sites.get(site, (-1, ()))
         return last < round_number - 1
 
+    def lacks_file(self, site: str) -> bool:
+        """Return whether a site has no file of what it received, as codecs compare it."""
+        return site not in self._with_file
+
     @property
     def is_empty(self) -> bool:
         """Whether no site has received anything yet."""
@@ -51,6 +57,10 @@ class ReceivedTensors:
     def take(self, training: SiteTraining, answered: Collection[str]) -> None:
         """Note what the sites of a training have received, now that they answered or failed."""
         self._has_parts |= training.parts is not None
+        if training.parts is not None:
+            self._with_file.update(training.tasks)
+        else:
+            self._with_file.difference_update(training.tasks)
         known: dict[_Versions, tuple[int, _Versions]] = {}  # mostly the same for all sites
         for site in training.tasks:
             if site in answered:

@@ -114,7 +114,9 @@ class StartedTrainings:
         self._runs[sites[0]].perform(worker, sites, report)
 
     def lose(self, lost: SiteLost) -> None:
-        """Take in that a site has failed."""
+        """Take in that a site has failed, unless its training was cancelled."""
+        if lost.site not in self.in_flight:
+            return
         self._runs[lost.site].lose(lost)
 
     def _activities(self) -> list[WorkerActivity]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import structs
 
 from flstream.errors import MisfitError, SimulationError, WorkflowError
-from flstream.model.selection import ModelParts
+from flstream.model.selection import ModelParts, Part
 from flstream.server.arguments import (
     check_idle,
     check_model,
@@ -242,6 +242,14 @@ class TrainingEffects:
                     f"run.{method}() was given {argument}, and {key} is for whole models; leave "
                     f"out {key}"
                 )
+        rotates = any(isinstance(entry, Part) and entry.count > 1 for entry in parts.send or ())
+        if rotates and job.streaming.codecs.of_updates.leaves_out:
+            name = job.streaming.codecs.up[0].name
+            raise MisfitError(
+                f"run.{method}() was given one of several parts as send, and streaming.codecs.up "
+                f"has {name}, which adds what it leaves out to the next update of the same "
+                "tensors; take cast, int8 or int4"
+            )
 
     def _find_whole(self, training: SiteTraining) -> None:
         """Find the sites that begin anew with the whole model: they lack what others have."""
@@ -252,6 +260,14 @@ class TrainingEffects:
         training.whole = frozenset(
             site for site in training.tasks if received.begins_anew(site, training.round)
         )
+        keeps_files = self._state.context.job.streaming.codecs.keep_models
+        staying = [site for site in training.tasks if site not in training.whole]
+        if keeps_files and (lacking := [site for site in staying if received.lacks_file(site)]):
+            raise WorkflowError(
+                f"a training of round {training.round} was given receive, and {lacking[0]} has "
+                "received its last model without receive and send, of which it keeps no file for "
+                'streaming.codecs to compare with; give send to that training, too: send=[".*"]'
+            )
         training.tasks = {
             site: structs.replace(task, state=None) if site in training.whole else task
             for site, task in training.tasks.items()

@@ -17,7 +17,7 @@ from flstream.client.residual import check_residuals, receive_residuals
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
 from flstream.errors import ClientError, FlstreamError
-from flstream.job.bodies import PROXIMAL_MU
+from flstream.job.bodies import INNER_STEPS, LATE_STEP, PROXIMAL_MU
 from flstream.model.composed import part_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
@@ -112,6 +112,32 @@ class SiteTurn(TaskTurn):
         seed_everything(site.seed)
         return received
 
+    def _unasked_late(self, site: SiteContext) -> LateFetch | None:
+        """The fetch of late tensors, where the code has not received the model before them."""
+        parts = self._model.task.parts
+        if parts is None or not parts.is_late or self._was_received:
+            return None
+        return LateFetch(self._model, site)
+
+    def _check_parts(self) -> None:
+        """Refuse an answer of code that has not the tensors which its task is about."""
+        task = self._model.task
+        if (parts := task.parts) is None:
+            return
+        if parts.is_late and (self._late is not None or not self._was_received):
+            raise ClientError(
+                "the workflow sends tensors while the site trains, and the code has ended its task "
+                "without them; train with flare.outer_steps, at whose inner step "
+                f"meta[{LATE_STEP!r}] they come, or take a workflow without late tensors (overlap)"
+            )
+        is_segment = INNER_STEPS in sent_names(task.meta) and INNER_STEPS not in self._read
+        if is_segment and not parts.is_whole:
+            raise ClientError(
+                "the workflow sends a part of the model to a site that is to have the rest, and "
+                "the code has not kept it; train with flare.outer_steps, or exchange whole models "
+                "(fragments = 1)"
+            )
+
     def late(self) -> Params | None:
         """Wait for the tensors that come while the site trains; None where none do, or no more."""
         late, self._late = self._late, None
@@ -127,7 +153,7 @@ class SiteTurn(TaskTurn):
         if self.kind != SUBMIT_MODEL:
             halt_at("training" if self.kind == "train" else "evaluation")
         model.check()
-        self.late()  # which the code may not have asked for
+        self._check_parts()
         check_base()
         check_residuals()
         # Memory that the script frees from here on is kept for the next model.
@@ -148,9 +174,9 @@ class SiteTurn(TaskTurn):
     def fail(self, failure: CodeFailure) -> None:
         """Fail the site; the others go on."""
         site = self._current()
-        if self._late is not None:
+        if (late := self._late or self._unasked_late(site)) is not None:
             with suppress(FlstreamError):  # the site has failed already
-                self._late.result()
+                late.result()
         self.site = None
         self._release()
         restore_base()  # for the next site

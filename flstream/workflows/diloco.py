@@ -72,9 +72,9 @@ def diloco(run: Run, args: DiLoCoArgs) -> Model:
     receive = None
     for segment, number in enumerate(run.rounds()):
         fragment, following = (fragments[(segment + n) % args.fragments] for n in (0, 1))
-        # A single fragment is the whole model, which passes filters, too.
-        send, send_next = ([part] if args.fragments > 1 else None for part in (fragment, following))
         if not args.overlap:
+            # A single fragment is the whole model, which passes filters, too.
+            send = [fragment] if args.fragments > 1 else None
             meta = args.meta(segment, is_late=False)
             updates = run.train(model, run.sample(number), receive=receive, send=send, meta=meta)
             model = run.fold(model, updates, rule, step=outer)
@@ -82,13 +82,13 @@ def diloco(run: Run, args: DiLoCoArgs) -> Model:
         else:
             if segment == 0:
                 for site in run.sample(number):
-                    run.start(site, model, send=send, meta=args.meta(0, is_late=False))
+                    run.start(site, model, send=[fragment], meta=args.meta(0, is_late=False))
             answers = _answers(run)
             # The next segment begins before this one's fragment is folded, and blends it in at
             # its step tau (equation 3).
             meta = args.meta(segment + 1, is_late=True)
             for site in run.sample(number + 1):
-                run.start(site, model, receive=[], send=send_next, late=[fragment], meta=meta)
+                run.start(site, model, receive=[], send=[following], late=[fragment], meta=meta)
             model = run.fold(model, answers, rule, step=outer)
         run.evaluate(model)
     return model

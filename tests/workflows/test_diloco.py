@@ -6,6 +6,7 @@ from flows import finished
 from safetensors.torch import load_file
 from training_scripts import QUIET, of_kind, results
 
+from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.model.memory import MemoryBody
 from flstream.model.selection import Part, selected_names
@@ -235,3 +236,59 @@ def test_a_site_that_was_left_out_begins_with_fresh_moments(train, args):
     logs = "".join(path.read_text() for path in run.directory.sites.glob("*/log.txt"))
     # By chance, a site is drawn again in the round after; all others have missed some.
     assert "new moments" in logs
+
+
+@pytest.mark.parametrize("codec", ["int4", "delta, shuffle, zstd"])
+def test_one_overlapped_fragment_passes_codecs_that_compare(train, codec):
+    args, coded = "inner_steps=4, overlap=2", f"streaming.codecs.up=[{codec}]"
+    runs = [train(args, coded, *how, rounds=3) for how in ([], [PROCESSES, "clients.parallel=1"])]
+    assert results(runs[0]) == results(runs[1])
+
+
+PLAIN = """
+import torch
+from model import Net, loss_of
+import flstream.client as flare
+
+flare.init()
+info = flare.system_info()
+net = Net(**info["model_args"])
+while flare.is_running():
+    model = flare.receive(into=net)
+    flare.send(flare.FLModel(params=net.state_dict()))
+"""
+
+
+@pytest.mark.parametrize("how", [[], [PROCESSES], [PROCESSES, "clients.parallel=1"]])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ("inner_steps=4, overlap=1", "without late tensors (overlap)"),
+        ("inner_steps=4, fragments=2", "(fragments = 1)"),
+    ],
+)
+def test_a_script_that_keeps_no_replica_is_told_to(jobs, args, words, how):
+    workflow = f"workflow={{type=diloco, args={{{args}}}}}"
+    counts = ["clients.count=2", "rounds=3", 'model.factory="model:Net"']
+    run = jobs.run(PLAIN, QUIET, *counts, workflow, *how, model=MODEL)
+    assert run.summary.status == "failed"
+    assert "flare.outer_steps" in run.summary.error
+    assert words in run.summary.error
+
+
+def test_a_script_without_replica_does_a_task_as_the_inner_steps_of_one_fragment(train):
+    runs = [train("inner_steps=4", *how, script=PLAIN, rounds=2) for how in ([], [PROCESSES])]
+    assert results(runs[0]) == results(runs[1])
+
+
+def test_the_segment_that_nobody_folds_is_no_failure(train):
+    slow = SCRIPT.replace(
+        "    loss.backward()", "    __import__('time').sleep(0.1)\n    loss.backward()"
+    )
+    run = train("inner_steps=6, overlap=1", PROCESSES, script=slow, rounds=2)
+    assert run.summary.failures == []
+
+
+def test_a_codec_that_adds_up_what_it_leaves_out_needs_the_same_tensors(train):
+    with pytest.raises(UsageError, match="which adds what it leaves out to the next update"):
+        train("inner_steps=4, fragments=2", "streaming.codecs.up=[topk]")

@@ -286,3 +286,30 @@ def test_nobody_waits_for_late_tensors_of_a_model_that_is_not_made(parted, flows
     run = flows.run(text, QUIET, FACTORY, "rounds=1", "clients.count=2", script=REPLICA)
     assert run.summary.status == "failed"
     assert "call run.fold() first" in run.summary.error
+
+
+AFTER_WHOLE = """
+if number == 1:
+    updates = run.train(model, run.sites)
+else:
+    updates = run.train(model, run.sites, receive=["head.bias"], send=["head.bias"])
+model = run.fold(model, updates)
+"""
+
+
+def test_codecs_that_compare_need_send_in_the_training_before(parted, flows):
+    parted(AFTER_WHOLE, "rounds=2", "clients.count=2")
+    codec = "streaming.codecs.up=[int8]"
+    settings = [QUIET, FACTORY, "rounds=2", "clients.count=2", codec]
+    run = flows.run(AFTER_WHOLE, *settings, script=REPLICA)
+    assert run.summary.status == "failed"
+    assert "keeps no file for streaming.codecs to compare with" in run.summary.error
+
+
+@pytest.mark.parametrize("how", [[], [PROCESSES]])
+def test_late_tensors_that_no_code_takes_fail_the_site(flows, how):
+    (flows.jobs.folder / "parts.py").write_text(textwrap.dedent(MODEL))
+    settings = [QUIET, FACTORY, *THREE, *how]
+    run = flows.run(OVERLAPPED, *settings, script=REPLICA)
+    assert run.summary.status == "failed"
+    assert "has no update" in run.summary.error or "without them" in run.summary.error
