@@ -22,6 +22,7 @@ from flstream.job.aggregation_section import AggregationSection, ServerOptimizer
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
+from flstream.job.device import SiteDevice
 from flstream.job.fields import Allowed, Count, MemoryLimit, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
@@ -37,6 +38,7 @@ from flstream.job.sections import (
     TrackingSection,
 )
 from flstream.job.stage import Stage, built_ins, find_workflow
+from flstream.job.time_section import TimeSection
 from flstream.job.train_section import CODE_KEYS, EvaluateSection, TrainSection
 from flstream.telemetry.events import EVALUATOR
 
@@ -117,6 +119,7 @@ class Job(Section):
     filters: FiltersSection = FiltersSection()
     streaming: StreamingSection = StreamingSection()
     network: NetworkSection = NetworkSection()
+    time: TimeSection = TimeSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     engine: EngineSection = EngineSection()
     tracking: TrackingSection = TrackingSection()
@@ -242,6 +245,11 @@ class Job(Section):
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
         return stage_with_key_metric(self.stages).args.key_metric_mode
+
+    def device(self, site: str) -> SiteDevice:
+        """Return the device of a site: its link as ``network`` has it, and ordinary otherwise."""
+        link = self.network.link(site, self.seed)
+        return SiteDevice(up=link.up, down=link.down, latency=link.latency)
 
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""

@@ -1,0 +1,70 @@
+"""The device of a site, as the virtual clock knows it: its speed, its links, when it is there."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple, Protocol
+
+NANOSECONDS = 1_000_000_000
+
+
+class Availability(Protocol):
+    """Times at which a site is there; all times are nanoseconds since the run began."""
+
+    def next_there(self, now: int) -> int:
+        """Return the first time from ``now`` on at which the site is there."""
+        ...
+
+    def next_gone(self, now: int) -> int | None:
+        """Return the first time after ``now`` at which it is not there; None for never."""
+        ...
+
+
+class SiteDevice(NamedTuple):
+    """Device of a site.
+
+    Attributes:
+        name: Name of the kind of device, ``devices.NAME``; empty where the job has none.
+        speed: Work that it does in a second, in units of what a device of speed 1 does.
+        up: Bits a second that it can send; None for no limit.
+        down: Bits a second that it can receive, likewise.
+        latency: Seconds that a task waits for its link, once.
+        memory: Bytes that it has for a model; None for no limit.
+        dropout: Probability that it takes a task and never answers.
+        availability: When it is there; None for always.
+    """
+
+    name: str = ""
+    speed: float = 1.0
+    up: float | None = None
+    down: float | None = None
+    latency: float = 0.0
+    memory: int | None = None
+    dropout: float = 0.0
+    availability: Availability | None = None
+
+    def before_work(self, nbytes: int) -> int:
+        """Nanoseconds until it has received so many bytes, with the latency."""
+        return _transfer(nbytes, self.down) + nanoseconds(self.latency)
+
+    def work(self, seconds: Fraction) -> int:
+        """Nanoseconds of work that a device of speed 1 does in so many seconds."""
+        return round(seconds * NANOSECONDS / exact(self.speed))
+
+    def after_work(self, nbytes: int) -> int:
+        """Nanoseconds until it has sent so many bytes."""
+        return _transfer(nbytes, self.up)
+
+
+def nanoseconds(seconds: float) -> int:
+    """Return seconds in whole nanoseconds, rounded half to even."""
+    return round(exact(seconds) * NANOSECONDS)
+
+
+def exact(number: float) -> Fraction:
+    """Return the decimal number that a float is written as: 0.1 is a tenth."""
+    return Fraction(repr(float(number)))
+
+
+def _transfer(nbytes: int, rate: float | None) -> int:
+    return 0 if rate is None else round(8 * nbytes * NANOSECONDS / exact(rate))
