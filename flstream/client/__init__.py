@@ -33,7 +33,7 @@ from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.file_model import edit
 from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.learner import Learner, SiteContext
+from flstream.client.learner import Deadline, Learner, SiteContext
 from flstream.client.offloaded import offloaded
 from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.outer_steps import outer_steps
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Deadline",
     "DynamicRegulariser",
     "FLModel",
     "Learner",
@@ -55,6 +56,7 @@ __all__ = [
     "SiteContext",
     "base_model",
     "clear",
+    "deadline",
     "device",
     "edit",
     "evaluate",
@@ -81,6 +83,7 @@ __all__ = [
     "system_info",
     "to_rank",
     "train",
+    "work",
 ]
 
 
@@ -286,3 +289,31 @@ def log(
     if "step" in others:
         raise _ClientError(f"log({key!r}) was given step; name it global_step")
     _current().log(key, value, global_step)
+
+
+def work(units: float) -> None:
+    """Declare how much work the current training is, before it begins: once a task.
+
+    With ``time.clock = virtual`` a unit takes ``time.seconds_per_example`` on a device of speed 1,
+    and the declared units stand in the place of the answer's number of examples. A server that
+    knows them early waits for fewer sites before it goes on.
+
+    Args:
+        units: Number of units, at least 0, such as examples times epochs.
+
+    Raises:
+        ClientError: It is no such number, there is no task, or the work was declared before.
+    """
+    _current().work(units)
+
+
+def deadline() -> Deadline:
+    """Return how long the site may train in the current task, so that it answers in time.
+
+    Where ``stragglers.policy = deadline``, an answer that comes later is left out, and one of a
+    part of the work counts. Without a deadline, what it holds is infinite.
+
+    Raises:
+        ClientError: There is no task.
+    """
+    return _current().context.deadline

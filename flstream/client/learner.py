@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,21 @@ from flstream.errors import ClientError
 
 MODEL_FILE = "model.safetensors"
 """Name of the file that a learner gets the model in, below the site's work folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Time that a site may train for.
+
+    Attributes:
+        seconds: Seconds from the model's arrival on: of the site's own device with the virtual
+            clock, else on the wall; infinite without a deadline.
+        examples: Examples, or declared units, that its device can do in them; infinite where that
+            is not known: without a deadline, and on the wall.
+    """
+
+    seconds: float = math.inf
+    examples: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class SiteContext:
         folder: Path of the site's folder in the run directory.
         args: Arguments of this site alone, by name (``clients.args``).
         model_args: Arguments of the model's factory, by name (``model.args``).
+        deadline: Time that it may train for (``stragglers.policy = deadline``).
     """
 
     name: str
@@ -44,6 +61,7 @@ class SiteContext:
     args: Mapping[str, Any]
     model_args: Mapping[str, Any]
     _state_dir: Callable[[], Path]
+    deadline: Deadline = Deadline()
 
     def path_of(self, file: str | os.PathLike[str]) -> Path:
         """Return the absolute path of a file; a relative one is below the site's work folder."""

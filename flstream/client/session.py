@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from flstream.client.fl_model import FLModel
+from flstream.client.number import number_of
 from flstream.client.received_values import NO_MODEL, without_tensors
 from flstream.errors import ClientError
 from flstream.job.bodies import OptimizerState
@@ -43,6 +45,7 @@ class TaskTurn(ABC):
         asks: Kinds of task that the site's code has told from trainings.
         before_keeping: Functions of the answer, called before the site's files are kept, by names
             of what they keep.
+        units: Units of work that the site's code has declared; None where it has not.
     """
 
     def __init__(self, kind: str, site: SiteContext) -> None:
@@ -53,6 +56,7 @@ class TaskTurn(ABC):
         self.personal_names: frozenset[str] = frozenset()
         self.asks: set[str] = set()
         self.before_keeping: dict[str, Callable[[FLModel], None]] = {}
+        self.units: float | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -72,6 +76,10 @@ class TaskTurn(ABC):
     def late(self) -> Params | None:
         """Wait for the tensors that come while the site trains; None where none do, or no more."""
         return None
+
+    def declare(self, units: float) -> None:
+        """Take in how much work the site's code does in this task."""
+        self.units = units
 
 
 class TaskTurns(Protocol):
@@ -274,6 +282,18 @@ class Session:
         """Take no more tasks."""
         self._ends = True
         self.turns.end()
+
+    def work(self, units: float) -> None:
+        """Declare the work of the current task; see :func:`flstream.client.work`."""
+        number = number_of(units)
+        if number is None or not (math.isfinite(number) and number >= 0):
+            raise ClientError(
+                f"work() was given {units!r}; give it a number of units, such as the examples that "
+                "the training goes through"
+            )
+        if self.turn.units is not None:
+            raise ClientError("work() was called twice in a task; declare the work of all of it")
+        self.turn.declare(number)
 
     def log(self, key: str, value: Any, step: int | None = None) -> None:
         """Record values in the run's events; see :func:`flstream.client.log`."""

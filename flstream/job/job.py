@@ -38,7 +38,7 @@ from flstream.job.sections import (
     TrackingSection,
 )
 from flstream.job.stage import Stage, built_ins, find_workflow
-from flstream.job.time_section import TimeSection
+from flstream.job.time_section import StragglersSection, TimeSection
 from flstream.job.train_section import CODE_KEYS, EvaluateSection, TrainSection
 from flstream.telemetry.events import EVALUATOR
 
@@ -120,6 +120,7 @@ class Job(Section):
     streaming: StreamingSection = StreamingSection()
     network: NetworkSection = NetworkSection()
     time: TimeSection = TimeSection()
+    stragglers: StragglersSection = StragglersSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     engine: EngineSection = EngineSection()
     tracking: TrackingSection = TrackingSection()
@@ -245,6 +246,30 @@ class Job(Section):
     def key_metric_mode(self) -> Literal["max", "min"]:
         """Whether the largest or the smallest value of the key metric is the best."""
         return stage_with_key_metric(self.stages).args.key_metric_mode
+
+    @property
+    def sample_size(self) -> int:
+        """Number of sites that a round samples: those that it needs, and the extra ones."""
+        return self.clients.cohort_size + (self.stragglers.extra or 0)
+
+    @property
+    def chooses_answers(self) -> bool:
+        """Whether it is known after a training alone whose answers have come in time."""
+        may_end_early = self.stragglers.is_on or self.clients.wait_after_min is not None
+        return self.time.is_virtual and may_end_early
+
+    @property
+    def straggler_reason(self) -> str:
+        """Why a round went on without a site, in the words of the job's keys."""
+        if self.stragglers.is_on:
+            return f"the round went on without it (stragglers.policy = {self.stragglers.policy})"
+        waited = f"{self.clients.wait_after_min or 0:g} s"
+        return f"it was not ready {waited} after enough others (clients.wait_after_min)"
+
+    @property
+    def devices_come_and_go(self) -> bool:
+        """Whether there are sites that may not be asked at all times."""
+        return False
 
     def device(self, site: str) -> SiteDevice:
         """Return the device of a site: its link as ``network`` has it, and ordinary otherwise."""

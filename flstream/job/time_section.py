@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from flstream.job.device import exact
-from flstream.job.fields import Section, in_unit
+from flstream.job.fields import Count, Real, Seconds, Section, in_unit
+from flstream.job.problems import Problem, RefusedValueError
 from flstream.units import format_seconds_exact, parse_seconds
 
 
@@ -47,3 +49,98 @@ class TimeSection(Section):
     def seconds_of(self, units: float) -> Fraction:
         """Return the seconds of so many examples or units on a device of speed 1."""
         return exact(units) * exact(self.seconds_per_example)
+
+
+class RoundEnd(NamedTuple):
+    """When a training stops waiting for further sites.
+
+    That is ``grace`` seconds after the answer of this number, but not before ``earliest``.
+
+    Attributes:
+        answers: Number of the answer, from 1, in the order in which they come.
+        grace: Seconds to wait after it.
+        earliest: Seconds from the training's beginning, before which it does not end.
+    """
+
+    answers: int
+    grace: float = 0.0
+    earliest: float = 0.0
+
+
+class StragglersSection(Section):
+    """What a round does about sites that take longer than others, in workflows of rounds.
+
+    It counts time by `time.clock`. What a site has done for a round that did not wait for it is
+    left out, and its state stays as it was before. Where a round goes on early, its updates wait in
+    files until it is known which of them count.
+    """
+
+    policy: Literal["wait_for_all", "cutoff_time", "percentage", "over_selection", "deadline"] = (
+        "wait_for_all"
+    )
+    """When a round goes on: once all its sites have answered or failed, or earlier.
+
+    cutoff_time and percentage are OpenFL's; its minimum_reporting is `clients.min_updates`.
+    over_selection samples more sites than a round needs, and takes the first (Bonawitz et al.
+    2019, arXiv:1902.01046). deadline is cutoff_time for sites that know of it: `flare.deadline()`
+    says how much work a site has the time for.
+    """
+
+    straggler_cutoff_time: Seconds | None = None
+    """With cutoff_time: how long a round waits (duration), or until min_updates have come."""
+
+    percent_collaborators_needed: Annotated[Real, Field(gt=0, le=1)] | None = None
+    """With percentage: the fraction of a round's sites that it waits for; at least min_updates."""
+
+    extra: Count | None = None
+    """With over_selection: how many sites more than `clients.per_round` a round samples."""
+
+    deadline: Seconds | None = None
+    """With deadline: how long a round waits (duration), or until min_updates have come."""
+
+    @model_validator(mode="after")
+    def _has_its_key(self) -> Self:
+        own = _KEYS.get(self.policy)
+        for policy, key in _KEYS.items():
+            value = getattr(self, key)
+            if key == own and value is None:
+                raise RefusedValueError(Problem(key, "", f"given with policy = {policy}"))
+            if key != own and value is not None:
+                raise RefusedValueError(Problem(key, str(value), f"left out, or policy = {policy}"))
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a round may go on before all sites have answered or failed."""
+        return self.policy != "wait_for_all"
+
+    def least(self, min_updates: int | None, cohort: int) -> int:
+        """Return how many sites of a cohort have to send an update."""
+        if min_updates is not None:
+            return min_updates
+        if self.policy in ("wait_for_all", "over_selection"):
+            return cohort - (self.extra or 0)
+        return 1
+
+    def end(self, least: int, cohort: int, wait_after_min: float | None) -> RoundEnd | None:
+        """Return when a training of so many sites ends early; None for never."""
+        match self.policy:
+            case "cutoff_time":
+                return RoundEnd(least, earliest=self.straggler_cutoff_time or 0.0)
+            case "deadline":
+                return RoundEnd(least, earliest=self.deadline or 0.0)
+            case "percentage":
+                share = exact(self.percent_collaborators_needed or 1.0)
+                return RoundEnd(max(least, math.ceil(share * cohort)))
+            case "over_selection":
+                return RoundEnd(max(least, cohort - (self.extra or 0)))
+        return None if wait_after_min is None else RoundEnd(least, wait_after_min)
+
+
+# The key that each policy has to itself.
+_KEYS = {
+    "cutoff_time": "straggler_cutoff_time",
+    "percentage": "percent_collaborators_needed",
+    "over_selection": "extra",
+    "deadline": "deadline",
+}

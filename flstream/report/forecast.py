@@ -48,7 +48,7 @@ def forecast_json(
         "job": job.name,
         "rounds": job.planned_rounds,
         "sites": job.clients.count,
-        "sites_per_round": job.clients.cohort_size,
+        "sites_per_round": job.sample_size,
         "workers": job.clients.workers,
         **asdict(need),
         "imports": need.imports._asdict(),
@@ -69,7 +69,7 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     origin = str(job.model.initial or job.model.factory).removeprefix(f"{job.folder}/")
     yield "job", f"{job.name}, {rounds} of {code}"
     at_once = counted(clients.workers, "worker")
-    yield "sites", f"{clients.count:,}, of which {clients.cohort_size:,} a round, in {at_once}"
+    yield "sites", f"{clients.count:,}, of which {job.sample_size:,} a round, in {at_once}"
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"

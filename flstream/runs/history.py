@@ -72,6 +72,8 @@ class RoundRecord(msgspec.Struct):
         up: Transfers of the updates.
         privacy: Privacy spent up to its end; None where the job is not private.
         aggregator: Site in whose process the updates were folded; empty for the server's.
+        simulated_seconds: Seconds from the run's beginning to its end, by the virtual clock; None
+            without one.
     """
 
     number: int
@@ -83,6 +85,7 @@ class RoundRecord(msgspec.Struct):
     up: Transfer = Transfer()
     privacy: PrivacySpent | None = None
     aggregator: str = ""
+    simulated_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -325,6 +328,7 @@ class History:
         record = self._record(event.round)
         record.phases, record.trained = event.phases, event.metrics
         record.privacy, record.aggregator = event.privacy, event.aggregator
+        record.simulated_seconds = event.simulated_seconds
         record.down += event.down
         record.up += event.up
         self.rounds.append(record)

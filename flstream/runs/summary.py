@@ -104,6 +104,8 @@ class RoundSummary(msgspec.Struct):
             three are absent without ``privacy.type``.
         clip_norm: Clipping norm of the round's last fold.
         clipped: Fraction of that fold's updates that were scaled down, from 0 to 1.
+        simulated_seconds: Seconds from the run's beginning to the round's end, by the virtual
+            clock; absent with ``time.clock = wall``.
     """
 
     round: int
@@ -116,6 +118,7 @@ class RoundSummary(msgspec.Struct):
     epsilon: float | UnsetType | None = UNSET
     clip_norm: float | UnsetType = UNSET
     clipped: float | UnsetType = UNSET
+    simulated_seconds: float | UnsetType = UNSET
 
     @property
     def privacy(self) -> PrivacySpent | None:
@@ -189,6 +192,8 @@ class Summary(msgspec.Struct):
         memory: Peaks of memory.
         wall_seconds: Seconds of the run from its start to its end; of a run that was resumed, the
             sum over its parts.
+        simulated_seconds: Seconds from the run's beginning to the end of its last round, by the
+            virtual clock; absent with ``time.clock = wall``.
         network: Emulated link of each site, by its name; absent without emulated links.
         settings: Values of the job file's keys by their dotted names, each as HOCON.
     """
@@ -211,6 +216,7 @@ class Summary(msgspec.Struct):
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
     memory: MemorySummary = msgspec.field(default_factory=MemorySummary)
     wall_seconds: float = 0.0
+    simulated_seconds: float | UnsetType = UNSET
     network: dict[str, LinkFacts] | UnsetType = UNSET
     settings: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -253,8 +259,13 @@ def summarize(history: History) -> Summary:
         benched=list(history.suspended),
         transfer=TransferSummary(facts.mode, facts.chunk_size, history.down, history.up),
         rounds=[round_summary(record) for record in history.rounds],
+        simulated_seconds=_simulated(history.rounds[-1]) if history.rounds else UNSET,
         network=dict(facts.network) or UNSET,
     )
+
+
+def _simulated(record: RoundRecord) -> float | UnsetType:
+    return UNSET if record.simulated_seconds is None else record.simulated_seconds
 
 
 def _scorer(history: History) -> Literal["task", "received", "server"]:
@@ -287,5 +298,10 @@ def round_summary(record: RoundRecord) -> RoundSummary:
     """Return the summary of a round."""
     privacy = {} if record.privacy is None else msgspec.structs.asdict(record.privacy)
     return RoundSummary(
-        record.number, *record.phases, record.evaluation, record.aggregator, **privacy
+        record.number,
+        *record.phases,
+        record.evaluation,
+        record.aggregator,
+        simulated_seconds=_simulated(record),
+        **privacy,
     )

@@ -13,6 +13,7 @@ from flstream.text import MOST_QUOTED, brief_names, shortened
 from flstream.units import format_seconds
 
 if TYPE_CHECKING:
+    from flstream.job.time_section import RoundEnd
     from flstream.server.collected_updates import CollectedUpdate
 
 # Most reasons of failed sites in an error message.
@@ -66,8 +67,7 @@ class ResultCollector:
         task: Description of the task for messages, such as ``train round 3``.
         cohort: Sites of the task, in the order in which their updates are folded.
         least: Number of answers that the task needs.
-        patience: Grace period in seconds for the other sites once ``least`` sites have answered;
-            None to wait for all.
+        end: When it stops waiting for further sites, on the wall clock; None to wait for all.
         answers: Answers received, by site: its update, or None where it has sent none.
         failures: Reason for each site's failure, by site.
         spared: Sites whose tasks were cancelled before they were given.
@@ -76,24 +76,25 @@ class ResultCollector:
     task: str
     cohort: Sequence[str]
     least: int
-    patience: float | None = None
+    end: RoundEnd | None = None
     answers: dict[str, CollectedUpdate | None] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
+    _began: float = field(default_factory=lambda: monotonic())
     _enough_at: float | None = None
     _settled: int = 0
 
     def answer(self, site: str, update: CollectedUpdate | None) -> None:
         """Add a site's answer, with its update if it has sent one."""
         self.answers[site] = update
-        if self._enough_at is None and len(self.answers) >= self.least:
+        if self._enough_at is None and self._is_enough:
             self._enough_at = monotonic()
 
     def fail(self, site: str, reason: str) -> None:
         """Record a site's failure, and drop its answer if it had one."""
         self.failures[site] = reason
         self.answers.pop(site, None)
-        if len(self.answers) < self.least:
+        if not self._is_enough:
             self._enough_at = None
         able = len(self.cohort) - len(self.failures) - len(self.spared)
         if able < self.least:
@@ -129,12 +130,17 @@ class ResultCollector:
 
     @property
     def late(self) -> Sequence[str]:
-        """Unsettled sites whose grace period is over."""
-        if self.patience is None or self._enough_at is None:
+        """Unsettled sites for which the task does not wait any longer."""
+        if self.end is None or self._enough_at is None:
             return ()
-        if monotonic() - self._enough_at < self.patience:
+        ends_at = max(self._enough_at + self.end.grace, self._began + self.end.earliest)
+        if monotonic() < ends_at:
             return ()
         return [site for site in self.cohort if not self.is_settled(site)]
+
+    @property
+    def _is_enough(self) -> bool:
+        return self.end is not None and len(self.answers) >= self.end.answers
 
     def is_settled(self, site: str) -> bool:
         """Whether a site has answered, has failed or was spared."""

@@ -85,6 +85,8 @@ class ModelEffects:
         state.check_round("fold")
         store, code = state.store, None if tensors is None else TensorFold.of(tensors)
         rules = fold_rules(job, store.bodies(model), store.own_bodies(model), rule, bodies)
+        if job.chooses_answers:
+            updates = list(updates)
         to_fold = UpdatesToFold.of(updates).under(rules)
         to_fold.check_base(model)
         check_fold(job, to_fold, step, at)

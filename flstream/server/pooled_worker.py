@@ -103,6 +103,7 @@ class PooledWorker:
         ready_seconds: float,
         emit: Emit,
         remedy: str,
+        gives_again: bool,
     ) -> None:
         self.name = name
         self.own = own
@@ -113,6 +114,7 @@ class PooledWorker:
         self._ready_seconds = ready_seconds
         self._emit = emit
         self._remedy = remedy
+        self._gives_again = gives_again
         self._kills = LimitKills()
         # Processes in a row that did not become ready, and that were lost before they took a task.
         self._failed_starts = 0
@@ -261,10 +263,13 @@ class PooledWorker:
             handle.close()
 
     def _is_repeatable(self, error: FlstreamError) -> bool:
-        """Whether a process was lost before it took its task, so that another one can do it."""
+        """Whether another process can do a task: that of one lost before it had taken it, or any.
+
+        Where time is simulated, the end of a process is no fact of its site.
+        """
         return (
             isinstance(error, WorkerLostError)
-            and not error.is_acknowledged
+            and (self._gives_again or not error.is_acknowledged)
             and not error.has_raised
             and not isinstance(error.__cause__, DeadlineError)
             and not self._is_ending

@@ -73,8 +73,8 @@ class RoundTotals:
         if result.privacy is not None:
             self._privacy = result.privacy.spent
 
-    def finished(self, newest: ModelRecord) -> RoundFinished:
-        """The event that ends the round."""
+    def finished(self, newest: ModelRecord, simulated: float | None) -> RoundFinished:
+        """The event that ends the round, with the virtual clock's time in seconds, if any."""
         return RoundFinished(
             round=self.number,
             digest=newest.digest,
@@ -89,6 +89,7 @@ class RoundTotals:
             up=msgspec.structs.replace(self._up, seconds=self._fold),
             aggregator=self._aggregator,
             privacy=self._privacy,
+            simulated_seconds=simulated,
         )
 
     def _mean(self) -> dict[str, float]:

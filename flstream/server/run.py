@@ -101,14 +101,21 @@ class Run:
         return self._state.sites
 
     @property
-    def idle(self) -> list[str]:
-        """Sites of :attr:`sites` without a training in flight, in their fixed order."""
-        return [site for site in self.sites if site not in self._state.in_flight]
+    def idle(self) -> Sequence[str]:
+        """Sites of :attr:`sites` without a training in flight, which follow what the workflow does.
+
+        Their order is decided by what was started and answered before. On the virtual clock, where
+        nothing is in flight and nobody is there, time goes on until somebody is.
+        """
+        state = self._state
+        if state.clock is not None and not state.fleet.idle and not state.in_flight:
+            state.clock.wait_for(1)
+        return state.fleet.idle
 
     @property
-    def in_flight(self) -> list[str]:
-        """The sites whose answer :meth:`next` has yet to return, in the order of their starts."""
-        return list(self._state.in_flight)
+    def in_flight(self) -> Sequence[str]:
+        """The sites whose answer :meth:`next` has yet to return, likewise."""
+        return self._state.fleet.in_flight
 
     @property
     def best(self) -> BestModel | None:
@@ -179,13 +186,16 @@ class Run:
         Raises:
             SimulationError: Fewer sites are left than have to send an update.
         """
-        clients, sites, private = self._state.context.job.clients, self.sites, self._state.private
-        least = clients.min_updates or clients.cohort_size
-        if private is not None:
-            drawn = private.sample(sites, number)
+        state, job = self._state, self._state.context.job
+        count = job.sample_size
+        least = job.stragglers.least(job.clients.min_updates, count)
+        if state.clock is not None:
+            state.clock.wait_for(least)
+        if state.private is not None:
+            drawn = state.private.sample(state.sites, number)
             least = min(least, len(drawn))
         else:
-            drawn = sample_sites(sites, clients.cohort_size, self._state.context.job.seed, number)
+            drawn = sample_sites(state.sites, count, job.seed, number)
         ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -237,8 +247,8 @@ class Run:
     @property
     def min_updates(self) -> int:
         """How many sites of a round have to send an update: ``clients.min_updates``, or all."""
-        clients = self._state.context.job.clients
-        return clients.min_updates or clients.cohort_size
+        job = self._state.context.job
+        return job.stragglers.least(job.clients.min_updates, job.sample_size)
 
     def partition(self, count: int, order: PartOrder = "strided") -> list[Part]:
         """The model's tensors in parts of nearly equal bytes, for :meth:`train`.

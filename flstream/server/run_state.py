@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 
 from flstream.errors import FlstreamError, WorkflowError
+from flstream.job.device import NANOSECONDS
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.failures import FailureRecord
+from flstream.server.fleet import Fleet
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
 from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
+from flstream.server.simulated_clock import SimulatedClock
 from flstream.server.site_code import AskedKinds, SentValues
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
@@ -43,6 +46,8 @@ class RunState:
         update_store: The updates that are not settled yet.
         received: What sites have of models of which they were sent parts.
         tasks: Makes the sites' parts of tasks, and follows their states.
+        fleet: The sites: who may be asked, and who is idle.
+        clock: The virtual clock; None where that on the wall counts.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
         scores: What sites have found of models.
@@ -65,6 +70,8 @@ class RunState:
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
+        self.fleet = Fleet(job)
+        self.clock = SimulatedClock(job, self.fleet) if job.time.is_virtual else None
         self.in_flight: dict[str, SiteTraining] = {}
         self.scores = Scores(job)
         self.asked = AskedKinds()
@@ -83,8 +90,12 @@ class RunState:
     @property
     def sites(self) -> list[str]:
         """The sites that are still asked, in their fixed order."""
-        benched = set(self._failures.benched)
-        return [name for name in self._names if name not in benched]
+        return self.fleet.sites
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds since the run began, by the virtual clock; 0 by that on the wall."""
+        return 0 if self.clock is None else self.clock.now
 
     @property
     def evaluators(self) -> list[str]:
@@ -158,7 +169,8 @@ class RunState:
         totals, self.totals = self.totals, None
         if totals is not None:
             self.store.name_round(self.round)
-            self.emit_live(totals.finished(self.store.newest.record))
+            simulated = None if self.clock is None else self.clock.now / NANOSECONDS
+            self.emit_live(totals.finished(self.store.newest.record, simulated))
 
     def asked_sites(
         self, method: str, sites: Sequence[str], timeout: float | None
@@ -202,6 +214,7 @@ class RunState:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
         for site in self._failures.settle(contributed):
+            self.fleet.bench(site)
             count = self.context.job.clients.suspend_after
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 

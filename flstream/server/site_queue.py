@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 SiteBatch = tuple[str, ...]
 """Sites that a worker handles in one task, one after another."""
@@ -22,6 +22,7 @@ class SiteQueue:
             updates that wait; None for no bound.
         own: Whether each site has a worker of its own, which has its name.
         is_open: Whether more sites may come, so that workers wait for them.
+        absent: Sites of the cohort that no worker is to have.
     """
 
     def __init__(
@@ -32,8 +33,10 @@ class SiteQueue:
         *,
         own: bool = False,
         is_open: bool = False,
+        absent: Container[str] = (),
     ) -> None:
         self._place = {site: place for place, site in enumerate(cohort)}
+        cohort = [site for site in cohort if site not in absent]
         self._waiting: deque[SiteBatch] = deque(
             tuple(cohort[start : start + size]) for start in range(0, len(cohort), size)
         )

@@ -128,6 +128,7 @@ def plan_disk(
             layout,
             cohort,
             needs_all_updates=rule.needs_all_updates,
+            is_read=job.chooses_answers,
             combines=any(program.combines for program in programs),
         )
     waiting = cohort if plan.in_files else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
+from flstream.job.time_section import RoundEnd
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
@@ -30,6 +31,7 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback, SiteLost
+from flstream.server.simulated_clock import TaskTimes
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -113,15 +115,19 @@ class TaskRun:
         plan: How it is spread over workers.
         collector: Takes the sites' results, and knows how many have to come.
         files: Where updates wait as files; None where they do not.
+        times: Simulated times of the sites; None on the wall clock.
+        end: When it ends before all sites have answered, by these; None for never.
 
     Attributes:
-        collector: As given.
+        spec, collector, times: As given.
+        ended: When it has ended, by these; 0 before.
         answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
         arrived_at: When the model had arrived at the last worker so far, by the monotonic clock.
         late_tensors: Tensors that a site is sent while it trains.
+        declared: Takes the work that a site has declared, on the thread that makes decisions.
     """
 
     def __init__(
@@ -131,15 +137,19 @@ class TaskRun:
         plan: TaskPlan,
         collector: ResultCollector,
         files: UpdateFiles | None = None,
+        times: TaskTimes | None = None,
+        end: RoundEnd | None = None,
     ) -> None:
         self.collector = collector
+        self.times = times
+        self.ended = 0
         self.answers: dict[str, SiteAnswer] = {}
         self.late: list[str] = []
         self.cost = TaskCost()
         self.down = Transfer()
         self._context = context
         self._picture = context.picture
-        self._spec = spec
+        self.spec = spec
         self._plan = plan
         self._files = files
         self.arrived_at = time.monotonic()
@@ -148,9 +158,18 @@ class TaskRun:
         self._worker_of: dict[str, str] = {}
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
+        self._end = end
+        # By site, why it never trains.
+        self._away: dict[str, str] = {}
+        if times is not None:
+            reasons = {site: times.arrive(site, spec.bytes_down(site)) for site in spec.cohort}
+            self._away = {site: reason for site, reason in reasons.items() if reason}
         ahead = 2 * plan.group if plan.group else None
-        self._queue = SiteQueue(spec.cohort, plan.sites, ahead, own=plan.own)
+        self._queue = SiteQueue(
+            spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
+        )
         self.late_tensors = LateTensors(context, spec)
+        self.declared: Callable[[str, float], None] = lambda *_: None
 
     @property
     def updates(self) -> Mapping[str, CollectedUpdate]:
@@ -162,7 +181,7 @@ class TaskRun:
     @property
     def in_order(self) -> Mapping[str, SiteAnswer]:
         """The answers in the cohort's order, on which the last bits of a mean depend."""
-        return {site: self.answers[site] for site in self._spec.cohort if site in self.answers}
+        return {site: self.answers[site] for site in self.spec.cohort if site in self.answers}
 
     def activities(self) -> list[WorkerActivity]:
         """Activities of the workers that have the task."""
@@ -175,8 +194,9 @@ class TaskRun:
 
     def progress(self) -> Iterator[None]:
         """Run the task as :meth:`run` does, and yield after each event."""
-        spec, began = self._spec, time.monotonic()
+        spec, began = self.spec, time.monotonic()
         self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
+        self.leave_out_away()
         workers = self._workers()
         if workers:
             events = self._context.pool.perform(self._queue, self, workers)
@@ -187,10 +207,27 @@ class TaskRun:
                 self._leave_late()
                 yield
         assert self.collector.settled == len(spec.cohort)
+        self._leave_stragglers()
         self.cost = self._cost(began, len(workers))
         hint = hint_at_pull(self._context, spec.task.round, spec.model.layout.nbytes, self._copied)
         if hint is not None:
             self._context.hint("pull", hint)
+
+    def leave_out_away(self) -> None:
+        """Leave out the sites that never train, as the virtual clock has it."""
+        for site, reason in self._away.items():
+            self.fail(site, reason, late=True)
+
+    def _leave_stragglers(self) -> None:
+        """Leave out the sites whose answers come too late on the virtual clock."""
+        if self.times is None:
+            return
+        self.ended, late = self.times.late(list(self.in_order), self._end)
+        for site in late:
+            update = self.collector.answers[site]
+            self.fail(site, self._context.job.straggler_reason, late=True)
+            if update is not None:
+                update.release("the round went on without it")
 
     def folded(self, count: int) -> None:
         """Release the room of the first ``count`` sites: workers take sites further ahead."""
@@ -205,7 +242,7 @@ class TaskRun:
         self, site: str, reason: str, exit_code: int | None = None, *, late: bool = False
     ) -> None:
         """Leave a site out of the task, with all that it kept for itself."""
-        spec, context = self._spec, self._context
+        spec, context = self.spec, self._context
         # A later task does the rest: a late one's process may be ending, or its state on its way.
         if spec.kind == "train" and spec.task.keeps_state and not late:
             with suppress(SimulationError):
@@ -221,12 +258,14 @@ class TaskRun:
             turn.failures += 1
         if late:
             self.late.append(site)
+        elif self.times is not None:
+            self.times.fail(site, reason)
         context.emit(site_failed(spec.task.round, site, reason, exit_code, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
     def _workers(self) -> Sequence[str]:
-        cohort = self._spec.cohort
+        cohort = [site for site in self.spec.cohort if site not in self._away]
         if self._plan.own:
             return cohort
         return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
@@ -239,11 +278,11 @@ class TaskRun:
         answer = self._ask(worker, sites, report)
         if not answer.sites:
             return
-        if self._spec.kind == "train":
+        if self.spec.kind == "train":
             self._copied[answer.sites[0].site] = answer.copied
         sent, others = list[SiteAnswer](), list[SiteAnswer]()
         for site_answer in answer.sites:
-            (sent if site_answer.has_params and self._spec.has_updates else others).append(
+            (sent if site_answer.has_params and self.spec.has_updates else others).append(
                 site_answer
             )
         if others:
@@ -267,7 +306,7 @@ class TaskRun:
 
     def _ask(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> Answered:
         """Give a worker the task for some sites, and wait for the answer."""
-        spec, began = self._spec, monotonic()
+        spec, began = self.spec, monotonic()
         offers = spec.offers(self._context, worker, sites)
         deadline, key = began + spec.seconds, TIMEOUT_KEY
         if spec.waits.start is not None and spec.waits.start < spec.seconds:
@@ -296,6 +335,8 @@ class TaskRun:
                         offer = _next_offer(offers)
                         with suppress(ChannelClosedError):
                             worker.control.send(spec.message(offer, sites))
+                    case Progress(spec.task.effect, "declared", site, units=units) if site in sites:
+                        report(partial(self.declared, site, units))
                     case Progress(_, "turn", site) if site in sites:
                         # Each has as long as if it were alone.
                         at_work, deadline = site, monotonic() + spec.seconds
@@ -325,10 +366,10 @@ class TaskRun:
 
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""
-        if self._spec.is_checked:
+        if self.spec.is_checked:
             source = update.source(_CHECKED_BYTES)
             try:
-                expect_sound(self._spec.model, source, _CHECKED_BYTES, self._context.expect_on)
+                expect_sound(self.spec.model, source, _CHECKED_BYTES, self._context.expect_on)
             except UpdateRefusedError as error:
                 update.release(str(error))
                 raise
@@ -336,8 +377,8 @@ class TaskRun:
     def _collect(self, worker: WorkerHandle, answer: SiteAnswer) -> CollectedUpdate:
         """Take a site's update: as it lies in its worker, or into a file or memory."""
         place, answer = answer.update, msgspec.structs.replace(answer, update=None)
-        assert self._spec.form is not None
-        files, form = self._files, self._spec.form(answer.site)
+        assert self.spec.form is not None
+        files, form = self._files, self.spec.form(answer.site)
         match place:
             case InlineUpdate():
                 update = update_in_answer(answer, place, form)
@@ -347,7 +388,7 @@ class TaskRun:
                 return files.take(answer, place)
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
-                worker.up.limits = limits_for_updates(self._spec.model.layout)
+                worker.up.limits = limits_for_updates(self.spec.model.layout)
                 remote = RemoteUpdate(answer, worker, token, settings, form)
                 return remote if files is None else files.fetch(remote)
         raise AssertionError("an answer without an update was refused")
@@ -363,13 +404,13 @@ class TaskRun:
         self.down += cost
         self.arrived_at = time.monotonic()
         self._picture.arrived(cost.bytes)
-        turn.state, turn.since = _AT_WORK[self._spec.kind], time.time()
+        turn.state, turn.since = _AT_WORK[self.spec.kind], time.time()
         self._tell(turn)
 
     def _take_late(self, site: str, cost: Transfer, waited: float) -> None:
         """Take in that a site has received tensors while it trained."""
         self.down += cost
-        number = self._spec.task.round
+        number = self.spec.task.round
         self._context.emit(
             LateReceived(
                 round=number, site=site, bytes=cost.bytes, seconds=cost.seconds, waited=waited
@@ -379,7 +420,7 @@ class TaskRun:
     def _tell(self, turn: WorkerTurn) -> None:
         # A worker is done with many small sites in a moment: an event for each would cost more.
         if len(turn.sites) == 1:
-            (site,), number = turn.sites, self._spec.task.round
+            (site,), number = turn.sites, self.spec.task.round
             self._context.emit(SitePhaseChanged(round=number, site=site, state=turn.state))
 
     def _deliver(self, results: Sequence[_Result], seconds: float) -> None:
@@ -391,6 +432,11 @@ class TaskRun:
                 if update is not None:
                     update.release("the round went on without it")
                 continue
+            if self.times is not None and (reason := self.times.answer(answer).failure):
+                self.fail(answer.site, reason, late=True)
+                if update is not None:
+                    update.release(reason)
+                continue
             self.collector.answer(answer.site, update)
             self.answers[answer.site] = answer
             self._picture.answered(update.cost.bytes if update is not None else 0)
@@ -400,8 +446,8 @@ class TaskRun:
                     self._turns.pop(turn.worker, None)
                 self._tell(turn)
             taken.append(answer)
-        if taken and self._spec.has_updates:
-            number = self._spec.task.round
+        if taken and self.spec.has_updates:
+            number = self.spec.task.round
             self._context.emit(
                 *(
                     SiteUpdate(
@@ -420,7 +466,7 @@ class TaskRun:
 
     def _unsettled(self) -> Sequence[str]:
         """Sites that have neither answered nor failed, in the cohort's order."""
-        return [site for site in self._spec.cohort if not self.collector.is_settled(site)]
+        return [site for site in self.spec.cohort if not self.collector.is_settled(site)]
 
     def _leave_late(self) -> None:
         """Go on without those that are not ready some time after enough others are."""
@@ -432,10 +478,8 @@ class TaskRun:
         for name, sites in self._queue.taken.items():
             if set(sites) & set(waited_for):
                 self._context.pool.end(name)
-        waited = f"{self.collector.patience:g} s"
         for site in waited_for:
-            reason = f"it was not ready {waited} after enough others (clients.wait_after_min)"
-            self.fail(site, reason, late=True)
+            self.fail(site, self._context.job.straggler_reason, late=True)
 
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()

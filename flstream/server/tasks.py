@@ -209,6 +209,23 @@ class TaskSpec:
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
+    def bytes_down(self, site: str) -> int:
+        """Bytes of the model in the form in which a site is sent it."""
+        if site in self.following:
+            assert self.changes is not None
+            return self.changes.layout.nbytes
+        model = self.model if self.part is None or self._is_whole((site,)) else self.part
+        return self._sent_bytes(model)
+
+    def late_bytes(self, tensors: Source, changes: Source | None) -> int:
+        """Bytes of tensors that a site is sent while it trains, as they travel."""
+        return self._sent_bytes(tensors) if changes is None else changes.layout.nbytes
+
+    def _sent_bytes(self, model: Source) -> int:
+        if self.lossy is None:
+            return model.layout.nbytes
+        return self.lossy.encode(model).layout.nbytes
+
     def message(self, offer: ModelOffer, sites: SiteBatch) -> Task:
         """The message that gives a worker the task for some of the sites."""
         parts = self.task.parts

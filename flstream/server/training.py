@@ -18,7 +18,13 @@ from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer, SiteTask
 
 if TYPE_CHECKING:
+    from flstream.job.time_section import RoundEnd
+    from flstream.server.simulated_clock import TaskTimes
     from flstream.server.training_effects import TrainingEffects
+
+
+# Seconds on the wall after which a site counts as lost whose time is simulated.
+_MOST_REAL_SECONDS = 3600.0
 
 
 class TaskCost(NamedTuple):
@@ -73,6 +79,9 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         files: By site, what is known of its update's file, of updates that wait in files to be
             folded by a later effect.
         base: Version of the model that they were trained from.
+        began: When it began by the virtual clock, in nanoseconds; 0 on the wall clock.
+        ended: When it ended, likewise.
+        times: By site, nanoseconds from its beginning until it has answered or failed.
     """
 
     sites: list[str]
@@ -88,6 +97,9 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
     asks: dict[str, list[str]] = {}
     files: dict[str, UpdateRecord] = {}
     base: int = 0
+    began: int = 0
+    ended: int = 0
+    times: dict[str, int] = {}
 
     @classmethod
     def of(
@@ -100,6 +112,8 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         asks: Mapping[str, list[str]],
         files: Mapping[str, UpdateRecord],
         base: int,
+        times: TaskTimes | None,
+        ended: int,
     ) -> TrainResult:
         """The result of a task that is over."""
         messages = {
@@ -115,13 +129,16 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
             states={
                 answer.site: answer.state for answer in answers.values() if answer.state is not None
             },
-            failures=dict(failures),
-            late=list(late),
+            failures={site: failures[site] for site in tasks if site in failures},
+            late=sorted(late),
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
             asks=dict(asks),
             files=dict(files),
             base=base,
+            began=0 if times is None else times.began,
+            ended=ended,
+            times={} if times is None else times.plain(),
         )
 
     @cached_property
@@ -138,10 +155,12 @@ class NextResult(msgspec.Struct, frozen=True):
 
     Attributes:
         start: Number of the effect that started it.
+        site: Its site.
         train: What came of it.
     """
 
     start: int
+    site: str
     train: TrainResult
 
 
@@ -191,6 +210,8 @@ class SiteTraining:
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
         combines: Whether its fold combines groups of whole tensors.
+        times: Simulated times of its sites; None on the wall clock.
+        end: When it goes on before all sites have answered, on the virtual clock; None for never.
     """
 
     effects: TrainingEffects
@@ -215,11 +236,18 @@ class SiteTraining:
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None
+    times: TaskTimes | None = None
+    end: RoundEnd | None = None
 
     @property
     def trained_from(self) -> Model:
         """The newest model of which the sites were sent tensors."""
         return self.base if self.late_model is None else self.late_model
+
+    @property
+    def real_seconds(self) -> float:
+        """Seconds on the wall that a site may take: more where its time is simulated."""
+        return self.seconds if self.times is None else max(self.seconds, _MOST_REAL_SECONDS)
 
     @property
     def is_waiting(self) -> bool:

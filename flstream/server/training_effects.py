@@ -63,7 +63,7 @@ class TrainingEffects:
         """
         check_training(sites, min_updates, timeout)
         self._state.check_sites("train", sites)
-        state, clients = self._state, self._state.context.job.clients
+        state, job = self._state, self._state.context.job
         still_asked = set(state.sites)
         names = [site for site in sites if site in still_asked]
         least = self._least(min_updates, names)
@@ -72,12 +72,12 @@ class TrainingEffects:
                 f"run.train() was given no site that is still asked in round {state.round}; "
                 "give it at least one of run.sites, or min_updates=0"
             )
+        least = min(least, len(names))
+        end = job.stragglers.end(least, len(names), job.clients.wait_after_min)
+        # On the wall clock inline, sites wait for each other.
+        is_timed = state.clock is None and not job.engine.is_inline
         collector = ResultCollector(
-            f"train round {state.round}",
-            names,
-            min(least, len(names)),
-            # Inline, sites wait for each other.
-            None if state.context.job.engine.is_inline else clients.wait_after_min,
+            f"train round {state.round}", names, least, end if is_timed else None
         )
         training = self._training(
             "train",
@@ -89,6 +89,8 @@ class TrainingEffects:
             optimizer_params,
             min_updates=min_updates,
         )
+        if state.clock is not None:
+            training.end = end
         self._pending.append(training)
         return Updates(training)
 
@@ -123,7 +125,9 @@ class TrainingEffects:
             int,
         )
         training.number = started.number
-        self.started.in_flight[site] = training
+        if state.clock is not None:
+            training.times = state.clock.task(training.tasks, training.seconds)
+        self.started.add(training)
         if state.journal.is_live:
             state.retire_models()
             self.started.give()
@@ -159,17 +163,19 @@ class TrainingEffects:
                     f"{failed} failed in round {training.round}, and its answer is needed "
                     f"(clients.min_updates): {reason}; see its log, and go on with --resume"
                 )
-            return NextResult(training.number, result), None
+            (site,) = training.tasks
+            return NextResult(training.number, site, result), None
 
-        numbers = [training.number for training in in_flight.values()]
-        done = state.journal.once("next", state.round, "next()", numbers, do, NextResult).result
-        site = next(name for name, other in in_flight.items() if other.number == done.start)
-        training = in_flight.pop(site)
+        count = len(in_flight)
+        done = state.journal.once("next", state.round, "next()", count, do, NextResult).result
+        training = self.started.take(done.site)
         self._take(training, done.train)
         state.settle_failures()
         if updates := training.updates():
             return updates[0]
-        return Update(site, 0.0, {}, training.base, training, failure=training.failures()[site])
+        return Update(
+            done.site, 0.0, {}, training.base, training, failure=training.failures()[done.site]
+        )
 
     def _training(
         self,
@@ -296,7 +302,8 @@ class TrainingEffects:
         state = self._state
         if min_updates is not None:
             return min_updates
-        least = state.context.job.clients.min_updates or len(names) or 1
+        job = state.context.job
+        least = job.stragglers.least(job.clients.min_updates, len(names)) or 1
         if state.private is not None and state.private.is_draw(names, state.round):
             return min(least, len(names))  # by chance, nobody may be drawn
         return least
@@ -333,6 +340,8 @@ class TrainingEffects:
         training.tasks = state.tasks.up_to_date(training.tasks)
         self._find_whole(training)
         training.oldest = state.oldest_effect
+        if state.clock is not None:
+            training.times = state.clock.task(training.tasks, training.seconds)
         if fold is not None:
             run = fold.train(training)
         else:
@@ -354,8 +363,12 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        tasks, base = training.tasks, training.trained_from.version
-        return TrainResult.of(answers, failures, run.late, cost, tasks, asks, files, base)
+        tasks, base, times, ended = training.tasks, training.trained_from.version, run.times, 0
+        if times is not None:
+            ended = run.ended or max(end.time for end in times.ends.values())
+        return TrainResult.of(
+            answers, failures, run.late, cost, tasks, asks, files, base, times, ended
+        )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""
@@ -367,6 +380,8 @@ class TrainingEffects:
     def _take(self, training: SiteTraining, result: TrainResult) -> None:
         state = self._state
         training.result = result
+        if state.clock is not None:
+            state.clock.go_on(result.ended)
         state.received.take(training, result.answers)
         training.collector.restore(result.answers, result.failures)
         if result.answers:

@@ -82,7 +82,8 @@ class UpdateStore:
         is_durable = is_read and not training.is_started
         files = self.files(training, durable=is_durable) if plan.in_files else None
         spec = self._spec(training, plan, is_read=is_read)
-        run = TaskRun(context, spec, plan, training.collector, files)
+        times, end = training.times, training.end
+        run = TaskRun(context, spec, plan, training.collector, files, times, end)
         return run, plan
 
     def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
@@ -367,7 +368,7 @@ class UpdateStore:
             part=part,
             whole=training.whole or frozenset(),
             sites=sites,
-            seconds=training.seconds,
+            seconds=training.real_seconds,
             # Those that are to fold offer the model, if none has made it.
             hosts=() if parts is not None else self._store.hosts(training.base) or training.at,
             waits=self.waits,

@@ -45,6 +45,7 @@ class WorkerPool:
         abort: Signal that stops the run.
         ready_seconds: Seconds that a new process may take to become ready.
         emit: Takes events of the run.
+        gives_again: Whether a task is given again whose process was lost while it had it.
     """
 
     def __init__(
@@ -55,13 +56,16 @@ class WorkerPool:
         abort: AbortSignal,
         ready_seconds: float,
         emit: Emit,
+        *,
+        gives_again: bool = False,
     ) -> None:
         self._abort = abort
         self._emit = emit
         fewer = f", set clients.parallel below {len(names)}" if len(names) > 1 else ""
         remedy = f"{fewer}, or keep the model in a file (flare.receive(file=...))"
         self._workers = {
-            name: PooledWorker(name, own, start, ready_seconds, emit, remedy) for name in names
+            name: PooledWorker(name, own, start, ready_seconds, emit, remedy, gives_again)
+            for name in names
         }
         # One may wait for sites that a workflow has yet to start, while another does a task.
         self._threads = ThreadPoolExecutor(2 * len(names), thread_name_prefix="worker-pool")

@@ -81,7 +81,9 @@ class _DryJournal:
                 self._add("start")
             case "next":
                 outline.reads = True
-                result = NextResult(arguments[0], _trained(self._started[arguments[0]]))
+                number = next(iter(self._started))
+                sites = self._started.pop(number)
+                result = NextResult(number, sites[0], _trained(sites))
                 self._add("next")
             case "fold" | "adopt":
                 unread = [update for update in arguments["updates"] if isinstance(update, dict)]

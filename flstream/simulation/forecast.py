@@ -186,7 +186,7 @@ def forecast(
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
     """
-    workers, cohort = job.clients.workers, job.clients.cohort_size
+    workers, cohort = job.clients.workers, job.sample_size
     imports = imports or Imports()
     sent = {name: zeros_beside(layout) for program in programs[:1] for name in program.bodies}
     own = {
@@ -291,7 +291,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        plan = plan_disk(job, layout, job.clients.cohort_size, need.programs)
+        plan = plan_disk(job, layout, job.sample_size, need.programs)
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"

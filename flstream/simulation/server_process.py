@@ -227,6 +227,7 @@ def _run(
                 abort,
                 job.clients.round_timeout,
                 reporter.emit,
+                gives_again=job.time.is_virtual,
             )
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way

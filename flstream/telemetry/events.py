@@ -383,6 +383,7 @@ class RoundFinished(Event, tag="round_finished"):
         optimizer_state: Digest of the server optimizer's state; empty without an optimizer.
         aggregator: Site in whose process the updates were folded; empty for the server's.
         privacy: Privacy spent; None where the job is not private.
+        simulated_seconds: Seconds since the run began, by the virtual clock; None without one.
     """
 
     round: int
@@ -398,6 +399,7 @@ class RoundFinished(Event, tag="round_finished"):
     optimizer_state: str = ""
     aggregator: str = ""
     privacy: PrivacySpent | None = None
+    simulated_seconds: float | None = None
 
     @property
     def phases(self) -> tuple[float, float, float, float]:

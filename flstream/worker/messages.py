@@ -12,6 +12,7 @@ They travel on a channel of their own, beside the two that carry bodies::
     Late             ->                              in a training with late tensors, once
                      <-    Progress "late"           they have arrived
                      <-    Progress "turn"           at the turn of each of several sites
+                     <-    Progress "declared"       where training code declares its work
                      <-    Logged, Failed            as they happen
                      <-    Answered                  once, also where every site has failed
     Stop             ->
@@ -62,6 +63,18 @@ def is_weight(weight: float) -> bool:
     return LEAST_WEIGHT <= weight <= MOST_WEIGHT
 
 
+class TaskDeadline(msgspec.Struct, frozen=True):
+    """Time that a site may train for.
+
+    Attributes:
+        seconds: Seconds: of the site's own device, or on the wall.
+        examples: Examples, or declared units, that its device can do in them; None on the wall.
+    """
+
+    seconds: float
+    examples: float | None = None
+
+
 class SiteTask(msgspec.Struct, frozen=True):
     """One site's part of a task.
 
@@ -70,12 +83,14 @@ class SiteTask(msgspec.Struct, frozen=True):
         index: Its place among all sites, from 0.
         seed: Seed of its random numbers during the task, 63 bits.
         state: Version of its own files to begin with; None for an empty folder.
+        deadline: Time that it may train for; None for no limit.
     """
 
     site: str
     index: int
     seed: int
     state: StateVersion | None = None
+    deadline: TaskDeadline | None = None
 
 
 class Offered(msgspec.Struct, tag=True, frozen=True):
@@ -202,17 +217,20 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
         step: ``taken``: what goes wrong from here on is the sites'. ``host lost``: the peer that
             offers the model is gone, and the task is to be sent with another one. ``received``: the
             model has arrived. ``late``: so have tensors that came while it trained. ``turn``: a
-            site's turn begins, in a task for several.
-        site: Whose turn begins.
+            site's turn begins, in a task for several. ``declared``: its training code has said how
+            much work it does.
+        site: Whose turn begins, or who has declared its work.
         cost: Cost of fetching what was received.
         waited: Seconds that training has waited for it.
+        units: Units of work that were declared.
     """
 
     effect: int
-    step: Literal["taken", "host lost", "received", "late", "turn"]
+    step: Literal["taken", "host lost", "received", "late", "turn", "declared"]
     site: str = ""
     cost: Transfer = Transfer()
     waited: float = 0.0
+    units: float = 0.0
 
 
 class OfferedUpdate(msgspec.Struct, tag=True, frozen=True):
@@ -268,6 +286,9 @@ class SiteAnswer(msgspec.Struct, frozen=True):
         unread: Names of what the workflow sent along for its training, and its code has not read.
         asks: Kinds of task that its code told from trainings during the task.
         update: Where its update is; None where it has sent none, and once the server has it.
+        nbytes: Bytes of its update's tensors in the form in which they travel.
+        units: Units of work that its code has declared; None where it has not.
+        seconds: Seconds from the model's arrival to the answer.
     """
 
     site: str
@@ -282,6 +303,9 @@ class SiteAnswer(msgspec.Struct, frozen=True):
     unread: list[str] = []
     asks: list[str] = []
     update: OfferedUpdate | InlineUpdate | WrittenUpdate | None = None
+    nbytes: int = 0
+    units: float | None = None
+    seconds: float = 0.0
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):

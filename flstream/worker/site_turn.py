@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -35,7 +36,7 @@ from flstream.worker.answers import (
 )
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.late_fetch import LateFetch
-from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, SiteAnswer
+from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, Progress, SiteAnswer
 from flstream.worker.meta import pack_values, sent_names
 from flstream.worker.state import SiteState
 from flstream.worker.task_model import TaskModel, received_model
@@ -69,6 +70,7 @@ class SiteTurn(TaskTurn):
         # Names of the values that the code has read, of those that the workflow has sent.
         self._read: set[str] = set()
         self._was_received = False
+        self._began = time.monotonic()
         self._late: LateFetch | None = None
 
     @property
@@ -106,7 +108,7 @@ class SiteTurn(TaskTurn):
                 self.global_params = clones(tensors) if is_trained else tensors
             self.received = received
         receive_residuals(received.meta)
-        self._was_received = True
+        self._was_received, self._began = True, time.monotonic()
         if task.parts is not None and task.parts.is_late:
             self._late = LateFetch(self._model, site)
         seed_everything(site.seed)
@@ -137,6 +139,12 @@ class SiteTurn(TaskTurn):
                 "the code has not kept it; train with flare.outer_steps, or exchange whole models "
                 "(fragments = 1)"
             )
+
+    def declare(self, units: float) -> None:
+        """Tell the server how much work the site's code does in this task."""
+        super().declare(units)
+        site = self._current()
+        self._worker.send(Progress(self._model.task.effect, "declared", site.name, units=units))
 
     def late(self) -> Params | None:
         """Wait for the tensors that come while the site trains; None where none do, or no more."""
@@ -213,6 +221,8 @@ class SiteTurn(TaskTurn):
             meta=pack_values(meta, model.optimizer_params),
             unread=unread,
             asks=sorted(self.asks),
+            units=self.units,
+            seconds=time.monotonic() - self._began,
         )
 
     def _with_update(
@@ -243,6 +253,7 @@ class SiteTurn(TaskTurn):
             has_params=True,
             state=self._state.keep(),
             update=in_answer,
+            nbytes=update.layout.nbytes,
         )
         return answer, None if in_answer is not None else update
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from flstream.client.learner import SiteContext
+from flstream.client.learner import Deadline, SiteContext
 from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSection
@@ -95,6 +96,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             args=self.site_args.get(site.site, {}),
             model_args=self.model_args,
             _state_dir=state_dir,
+            deadline=_deadline(site),
         )
 
     def constants(self, context: SiteContext | None) -> dict[str, Any]:
@@ -117,3 +119,9 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             "site_args": dict(self.site_args.get(site or "", {})),
             "model_args": dict(self.model_args),
         }
+
+
+def _deadline(site: SiteTask) -> Deadline:
+    if (limit := site.deadline) is None:
+        return Deadline()
+    return Deadline(limit.seconds, math.inf if limit.examples is None else limit.examples)

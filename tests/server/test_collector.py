@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
+from flstream.job.time_section import RoundEnd
 from flstream.server import collector as module
 from flstream.server.collector import ResultCollector
 
@@ -73,7 +74,7 @@ def test_sites_with_the_same_error_are_named_together():
 
 
 def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):
-    collector = ResultCollector("train round 1", COHORT, least=2, patience=5.0)
+    collector = ResultCollector("train round 1", COHORT, least=2, end=RoundEnd(2, 5.0))
     without_patience = ResultCollector("train round 1", COHORT, least=1)
     without_patience.answer("site-1", 1)
     collector.answer("site-3", 3)

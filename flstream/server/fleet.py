@@ -1,0 +1,164 @@
+"""The sites of a run: who is still asked, who is there, who is idle."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+from flstream.errors import SimulationError
+from flstream.job import Job
+
+
+class SiteSet(Sequence[str]):
+    """A set of sites in an order that its history decides: each step costs the same in any fleet.
+
+    To iterate is to go over a copy, so that a workflow may start the sites that it goes over.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = list(names)
+        self._places = {name: place for place, name in enumerate(self._names)}
+
+    def add(self, name: str) -> None:
+        """Add a site at the end."""
+        if name not in self._places:
+            self._places[name] = len(self._names)
+            self._names.append(name)
+
+    def discard(self, name: str) -> None:
+        """Remove a site; the last one takes its place."""
+        place = self._places.pop(name, None)
+        if place is None:
+            return
+        last = self._names.pop()
+        if last != name:
+            self._names[place] = last
+            self._places[last] = place
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        return self._names[place]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._names))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self._names) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self._names)
+
+
+class Fleet:
+    """The sites of a run.
+
+    Where devices come and go on a virtual clock, the fleet changes as that goes on.
+
+    Attributes:
+        idle: Sites that may be asked, and have no training in flight.
+        in_flight: Sites with one.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._names = job.clients.site_names
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self.idle = SiteSet(self._names)
+        self.in_flight = SiteSet()
+        self._benched: set[str] = set()
+        self._away: set[str] = set()
+        # The next time at which a site comes or goes, with its place.
+        self._changes: list[tuple[int, int]] = []
+        if job.devices_come_and_go:
+            for place, name in enumerate(self._names):
+                self._note_change(place, name, 0)
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites that may be asked, in their fixed order."""
+        if not self._benched and not self._away:
+            return list(self._names)
+        return [name for name in self._names if self._may_be_asked(name)]
+
+    def start(self, site: str) -> None:
+        """Take in that a site has a training in flight."""
+        self.idle.discard(site)
+        self.in_flight.add(site)
+
+    def end(self, site: str) -> None:
+        """Take in that it has none any more."""
+        self.in_flight.discard(site)
+        if self._may_be_asked(site):
+            self.idle.add(site)
+
+    def bench(self, site: str) -> None:
+        """Ask a site no more."""
+        self._benched.add(site)
+        self.idle.discard(site)
+
+    def go_on(self, now: int) -> None:
+        """Take in who has come and gone up to a time."""
+        while self._changes and self._changes[0][0] <= now:
+            _, place = heapq.heappop(self._changes)
+            self._note_change(place, self._names[place], now)
+
+    def next_change(self) -> int | None:
+        """Return the next time at which a site comes or goes; None for never."""
+        return self._changes[0][0] if self._changes else None
+
+    def wait_for(self, least: int, now: int) -> int:
+        """Return the first time from ``now`` on at which so many sites may be asked.
+
+        Raises:
+            SimulationError: There is no such time.
+        """
+        able = len(self._names) - len(self._benched)
+        steps = 0
+        while able - len(self._away - self._benched) < least and self._changes:
+            now = self._changes[0][0]
+            self.go_on(now)
+            steps += 1
+            if steps > _MOST_CHANGES:
+                raise SimulationError(
+                    f"{least} sites were never there at once, however long the clock went on; "
+                    "lower clients.min_updates or clients.per_round, or change devices"
+                )
+        return now
+
+    def _may_be_asked(self, site: str) -> bool:
+        return site not in self._benched and site not in self._away
+
+    def _note_change(self, place: int, site: str, now: int) -> None:
+        """Take in whether a site is there, and when that changes next."""
+        device = self._job.device(site)
+        availability = device.availability
+        if availability is None:
+            return
+        there = availability.next_there(now)
+        if there > now:
+            self._away.add(site)
+            self.idle.discard(site)
+            change: int | None = there
+        else:
+            self._away.discard(site)
+            if site not in self.in_flight and site not in self._benched:
+                self.idle.add(site)
+            change = availability.next_gone(now)
+        if change is not None:
+            heapq.heappush(self._changes, (change, place))
+
+
+# Changes of a fleet after which nobody waits for more sites.
+_MOST_CHANGES = 10_000_000

@@ -1,0 +1,224 @@
+"""Simulated time: how long each site's part of a task takes, and whose answer is the next."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from flstream.job import Job
+from flstream.job.device import NANOSECONDS, nanoseconds
+from flstream.job.time_section import RoundEnd
+from flstream.server.fleet import Fleet
+from flstream.units import format_seconds
+from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
+
+
+class SiteTime(NamedTuple):
+    """Simulated end of a site's part of a task.
+
+    Attributes:
+        time: Nanoseconds since the run began.
+        failure: Why it has failed then; empty where it has answered.
+    """
+
+    time: int
+    failure: str = ""
+
+
+class SimulatedClock:
+    """The virtual clock of a run; it goes on with the results of trainings.
+
+    Attributes:
+        now: Nanoseconds since the run began.
+    """
+
+    def __init__(self, job: Job, fleet: Fleet) -> None:
+        self._job = job
+        self._fleet = fleet
+        self.now = 0
+
+    def go_on(self, time: int) -> None:
+        """Go on to a time, unless it is past."""
+        if time > self.now:
+            self.now = time
+            self._fleet.go_on(time)
+
+    def wait_for(self, least: int) -> None:
+        """Go on until so many sites may be asked."""
+        self.now = self._fleet.wait_for(least, self.now)
+
+    def task(self, tasks: Mapping[str, SiteTask], seconds: float) -> TaskTimes:
+        """The times of a task's sites, which begin now.
+
+        Args:
+            tasks: Each site's part.
+            seconds: Simulated seconds that a site may take.
+        """
+        return TaskTimes(self._job, self.now, tasks, seconds)
+
+
+class TaskTimes:
+    """Simulated times of the sites of one task.
+
+    Args:
+        job: The job, for the sites' devices.
+        began: When the task began.
+        tasks: Each site's part.
+        seconds: Simulated seconds that a site may take.
+
+    Attributes:
+        began: As given.
+        ends: By site, when it has answered or failed, where that is known.
+    """
+
+    def __init__(self, job: Job, began: int, tasks: Mapping[str, SiteTask], seconds: float) -> None:
+        self.began = began
+        self.ends: dict[str, SiteTime] = {}
+        self._job = job
+        self._seconds = seconds
+        self._tasks = tasks
+        self._arrivals: dict[str, int] = {}
+        self._late_arrivals: dict[str, int] = {}
+        self._declared: dict[str, float] = {}
+
+    def arrive(self, site: str, nbytes: int) -> str:
+        """Take in how many bytes a site is sent; return why it never trains, or nothing."""
+        device, task = self._job.device(site), self._tasks[site]
+        arrival = self.began + device.before_work(nbytes)
+        self._arrivals[site] = arrival
+        if device.dropout and random.Random(f"flstream/dropout/{task.seed}").random() < (
+            device.dropout
+        ):
+            key = f"devices.{device.name}.dropout"
+            self.ends[site] = self._before(site, arrival, f"it dropped out ({key})")
+        elif self._before(site, arrival).failure:
+            self.ends[site] = self._before(site, arrival)
+        return self.ends[site].failure if site in self.ends else ""
+
+    def arrive_late(self, site: str, now: int, nbytes: int) -> None:
+        """Take in that so many bytes are sent to a site from now on, while it trains."""
+        self._late_arrivals[site] = now + self._job.device(site).before_work(nbytes)
+
+    def declare(self, site: str, units: float) -> None:
+        """Take in how much work a site has declared."""
+        self._declared[site] = units
+
+    def bound(self, site: str) -> int:
+        """The earliest time at which a site can have answered, as far as that is known."""
+        if site in self.ends:
+            return self.ends[site].time
+        work = Fraction(0)
+        if site in self._declared and self._job.time.work != "measured":
+            work = self._job.time.seconds_of(self._declared[site])
+        return self._before(site, self._trained(site, work)).time
+
+    def _trained(self, site: str, work: Fraction) -> int:
+        """When a site has trained and received all that it was sent."""
+        trained = self._arrivals[site] + self._job.device(site).work(work)
+        return max(trained, self._late_arrivals.get(site, 0))
+
+    def answer(self, answer: SiteAnswer) -> SiteTime:
+        """Take in a site's answer; return when it comes, or that the site has failed before."""
+        site, device, section = answer.site, self._job.device(answer.site), self._job.time
+        if section.work == "measured":
+            work = Fraction(answer.seconds)
+        elif answer.units is not None:
+            work = section.seconds_of(answer.units)
+        else:
+            work = section.seconds_of(answer.weight)
+        time = self._trained(site, work) + device.after_work(answer.nbytes)
+        self.ends[site] = self._before(site, time)
+        return self.ends[site]
+
+    def fail(self, site: str, reason: str) -> SiteTime:
+        """Take in that a site's code has failed, which is noticed once it has the model."""
+        if site not in self.ends or not self.ends[site].failure:
+            self.ends[site] = self._before(site, self._arrivals.get(site, self.began), reason)
+        return self.ends[site]
+
+    def late(self, answered: Sequence[str], end: RoundEnd | None) -> tuple[int, Sequence[str]]:
+        """When a training ends, and whose answers come after that.
+
+        Args:
+            answered: Sites with an answer, in the order in which updates are folded.
+            end: When it ends early; None for never.
+        """
+        last = max((end.time for end in self.ends.values()), default=self.began)
+        if end is None or len(answered) < end.answers:
+            return last, ()
+        ranked = sorted(answered, key=lambda site: self.ends[site].time)
+        decisive = self.ends[ranked[end.answers - 1]].time
+        close = max(decisive + nanoseconds(end.grace), self.began + nanoseconds(end.earliest))
+        if close == decisive:  # several may come at once, of which the first so many count
+            return close, ranked[end.answers :]
+        late = [site for site in ranked if self.ends[site].time > close]
+        return min(close, last), late
+
+    def plain(self) -> dict[str, int]:
+        """By site, nanoseconds from the task's beginning until it has answered or failed."""
+        return {
+            site: self.ends[site].time - self.began for site in self._tasks if site in self.ends
+        }
+
+    def deadline(self, site: str, seconds: float, nbytes: int) -> TaskDeadline:
+        """How long a site may train, so that its answer of so many bytes is there in time."""
+        device = self._job.device(site)
+        spent = self._arrivals[site] - self.began + device.after_work(nbytes)
+        left = max(nanoseconds(seconds) - spent, 0)
+        unit = device.work(self._job.time.seconds_of(1))
+        return TaskDeadline(left / NANOSECONDS, float(left // unit) if unit else None)
+
+    def _before(self, site: str, time: int, failure: str = "") -> SiteTime:
+        """A time, or an earlier one at which the site goes away or has taken too long."""
+        device = self._job.device(site)
+        limit = self.began + nanoseconds(self._seconds)
+        if device.availability is not None:
+            gone = device.availability.next_gone(self.began)
+            if gone is not None and gone < min(time, limit):
+                return SiteTime(gone, f"it went away (devices.{device.name}.available)")
+        if limit < time:
+            taken = format_seconds(self._seconds)
+            return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
+        return SiteTime(time, failure)
+
+
+class AnswerQueue:
+    """Sites whose trainings are in flight, by the time of their answers, then the order of starts.
+
+    The first of them is due once no other answer can come before it.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[tuple[int, int, str]] = []
+        # Earliest times of answers that are to come, some of which are out of date.
+        self._bounds: list[tuple[int, int]] = []
+        self._current: dict[int, int] = {}
+
+    def begin(self, number: int, bound: int | None) -> None:
+        """Expect the answer to a start, by its number.
+
+        Args:
+            number: Number of the effect that started the training.
+            bound: The earliest time of its answer; None for one that no answer waits for.
+        """
+        self._current.pop(number, None)
+        if bound is not None:
+            self._current[number] = bound
+            heapq.heappush(self._bounds, (bound, number))
+
+    def settle(self, number: int, time: int, site: str) -> None:
+        """Take in when the answer to a start comes."""
+        self._current.pop(number, None)
+        heapq.heappush(self._answers, (time, number, site))
+
+    def take(self) -> str | None:
+        """Take the site of the next answer; None while another one may come before it."""
+        bounds = self._bounds
+        while bounds and self._current.get(bounds[0][1]) != bounds[0][0]:
+            heapq.heappop(bounds)
+        if not self._answers or (bounds and bounds[0] < self._answers[0][:2]):
+            return None
+        return heapq.heappop(self._answers)[2]
