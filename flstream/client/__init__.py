@@ -33,7 +33,7 @@ from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
 from flstream.client.file_model import edit
 from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.learner import Deadline, Learner, SiteContext
+from flstream.client.learner import Learner, SiteContext, TimeLeft
 from flstream.client.offloaded import offloaded
 from flstream.client.optimizer_state import restore_optimizer
 from flstream.client.outer_steps import outer_steps
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Deadline",
+    "TimeLeft",
     "DynamicRegulariser",
     "FLModel",
     "Learner",
@@ -307,7 +307,7 @@ def work(units: float) -> None:
     _current().work(units)
 
 
-def deadline() -> Deadline:
+def deadline() -> TimeLeft:
     """Return how long the site may train in the current task, so that it answers in time.
 
     Where ``stragglers.policy = deadline``, an answer that comes later is left out, and one of a

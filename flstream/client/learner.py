@@ -18,7 +18,7 @@ MODEL_FILE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
+class TimeLeft:
     """Time that a site may train for.
 
     Attributes:
@@ -61,7 +61,7 @@ class SiteContext:
     args: Mapping[str, Any]
     model_args: Mapping[str, Any]
     _state_dir: Callable[[], Path]
-    deadline: Deadline = Deadline()
+    deadline: TimeLeft = TimeLeft()
 
     def path_of(self, file: str | os.PathLike[str]) -> Path:
         """Return the absolute path of a file; a relative one is below the site's work folder."""

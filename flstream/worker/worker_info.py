@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from flstream.client.learner import Deadline, SiteContext
+from flstream.client.learner import SiteContext, TimeLeft
 from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSection
@@ -121,7 +121,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         }
 
 
-def _deadline(site: SiteTask) -> Deadline:
+def _deadline(site: SiteTask) -> TimeLeft:
     if (limit := site.deadline) is None:
-        return Deadline()
-    return Deadline(limit.seconds, math.inf if limit.examples is None else limit.examples)
+        return TimeLeft()
+    return TimeLeft(limit.seconds, math.inf if limit.examples is None else limit.examples)
