@@ -12,8 +12,8 @@ from flstream.errors import WorkflowError
 if TYPE_CHECKING:
     from flstream.aggregation.elements import Array
 
-Base = Literal["own", "zero"]
-_BASES: tuple[Base, ...] = ("own", "zero")
+Base = Literal["own", "model", "zero"]
+_BASES: tuple[Base, ...] = ("own", "model", "zero")
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class FoldRule:
             the same number for all; or None for the updates' own, their numbers of examples.
         normalise: Whether the sum is divided by that of the weights.
         scale: Factor of the sum.
-        base: Body that an update is compared with: ``"own"`` for the one that it started from, or
-            ``"zero"`` where what was sent is a difference already.
+        base: Body that an update is compared with: ``"own"`` for the one that it started from,
+            ``"model"`` for the one that it is folded into, or ``"zero"`` where what was sent is a
+            difference already.
     """
 
     weights: Sequence[float] | float | None = None
@@ -39,7 +40,7 @@ class FoldRule:
     def __post_init__(self) -> None:
         """Refuse values that make no rule."""
         if self.base not in _BASES:
-            raise WorkflowError(f"FoldRule(base={self.base!r}): a base is {' or '.join(_BASES)}")
+            raise WorkflowError(f"FoldRule(base={self.base!r}): a base is {', '.join(_BASES)}")
         if not _is_number(self.scale):
             raise WorkflowError(f"FoldRule(scale={self.scale!r}): a scale is a finite number")
         weights: Any = self.weights

@@ -75,6 +75,9 @@ class UpdatePart:
             # Whether the params are weights or differences says nothing of other bodies.
             self._is_difference = region.fold_rule is not None and region.fold_rule.base == "zero"
         self._old = cohort.base_of(update)
+        # The model that it is folded into, where it is compared with that and not its own base.
+        is_towards = region.fold_rule is not None and region.fold_rule.base == "model"
+        self._model = cohort.old if is_towards and self._old is not cohort.old else None
         self._scale = 1.0 if region.body else cohort.scales[place]
         # The model's layout, where numbers are to be finite.
         self._checked = cohort.checked
@@ -103,7 +106,11 @@ class UpdatePart:
     def differences(self, block: slice, out: Array) -> None:
         """Write a block's unscaled differences from old values into a float64 array."""
         self.sent(block, out)
-        if not self._is_difference:
+        if self._model is not None:
+            if self._is_difference:
+                np.add(out, self._old.block(self.region, block), out=out)
+            np.subtract(out, self._model.block(self.region, block), out=out)
+        elif not self._is_difference:
             np.subtract(out, self._old.block(self.region, block), out=out)
 
     def sent(self, block: slice, out: Array) -> None:

@@ -118,6 +118,11 @@ class Run:
         return self._state.fleet.in_flight
 
     @property
+    def cohort_size(self) -> int:
+        """How many sites a round needs, or train at a time: ``clients.per_round``, or all."""
+        return self._state.context.job.clients.cohort_size
+
+    @property
     def best(self) -> BestModel | None:
         """The best evaluation so far by the key metric; None before there is one."""
         best = self._state.scores.best

@@ -116,7 +116,7 @@ class UpdatesToFold:
 
     def check_base(self, model: Model) -> None:
         """Refuse updates that were trained from another model, but where each has its own base."""
-        if MAIN in self.rules and self.rules[MAIN].base == "own":
+        if MAIN in self.rules and self.rules[MAIN].base in ("own", "model"):
             return
         for training in self.trainings:
             base = training.trained_from

@@ -17,6 +17,8 @@ BUILT_IN = MappingProxyType(
         "fedex": "flstream.workflows.fedex:fedex",
         "hlora": "flstream.workflows.hlora:hlora",
         "flora": "flstream.workflows.flora:flora",
+        "fedbuff": "flstream.workflows.fedbuff:fedbuff",
+        "fedasync": "flstream.workflows.fedasync:fedasync",
     }
 )
 """The dotted name of each by the name that a job file gives it. A new one is a file and a line."""
