@@ -70,6 +70,7 @@ def lora(workflows: str, *more: str) -> Row:
 
 OUTER = "learning_rate=0.5", "momentum=0.5"
 STAGES = "workflow=[{type=fedavg}, {type=cyclic, args{order=random}}, {type=cross_site}]"
+VIRTUAL = "time.clock=virtual"
 SMALLER_SITE = "clients.args={site-2 {rank=1}}"
 SMALL_FOLD = "aggregation.memory_budget=1 MiB"
 ADAPTIVE = "privacy.clipping={type=adaptive, norm=2}"
@@ -116,6 +117,24 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "hlora": lora(workflow("hlora"), SMALLER_SITE),
         # Its own model is a new adapter each time; the second one's shows what was stacked.
         "flora": lora("workflow=[{type=flora}, {type=fedavg}]", SMALLER_SITE, "rounds=2"),
+        # On the virtual clock.
+        "fedbuff": Row(
+            (
+                workflow("fedbuff", "buffer_size=2", "concurrency=3"),
+                VIRTUAL,
+                "clients.count=5",
+                "server_optimizer={type=fedavgm,args{learning_rate=0.5}}",
+            )
+        ),
+        "fedasync": Row((workflow("fedasync", "concurrency=2", "staleness=hinge"), VIRTUAL)),
+        "over-selection": Row(
+            (
+                VIRTUAL,
+                "clients.count=5",
+                "clients.per_round=3",
+                "stragglers={policy=over_selection, extra=1}",
+            )
+        ),
         "stages": Row((STAGES,)),
         "scaffold, fedavgm": Row((workflow("scaffold"), *optimizer("fedavgm").settings)),
         # Ways of training.
