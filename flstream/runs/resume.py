@@ -194,8 +194,9 @@ def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
     if record.name in ("train", "next"):
         result: Any = decode_exact(record.result)
         number, trained = result.get("start", record.effect), result.get("train", result)
-        for site, (digest, *_) in trained["files"].items():
-            yield _WaitingUpdate(number, site, digest, trained["base"], record.name == "train")
+        for site, (digest, *_) in trained.get("files", {}).items():
+            base = trained.get("base", 0)
+            yield _WaitingUpdate(number, site, digest, base, record.name == "train")
 
 
 def _flaw_after(
@@ -249,7 +250,7 @@ def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersio
             continue
         # Only what was trained in the fold itself goes back with an update that it refused.
         refused = result.get("refused", ())
-        for site, (effect, digest) in trained["states"].items():
+        for site, (effect, digest) in trained.get("states", {}).items():
             if site not in refused:
                 newest[site] = StateVersion(effect, digest)
     return list(newest.items())

@@ -6,7 +6,9 @@ is fetched at once into a file, or it is tiny and came in the answer, and the wo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Literal, NamedTuple
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
@@ -20,6 +22,22 @@ from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import InlineUpdate, SiteAnswer
+
+
+class InlineRecord(NamedTuple):
+    """Record in the journal of a small update, with its tensors.
+
+    Attributes:
+        body: Its bytes, in the form in which they travelled.
+        header: Its safetensors header, without the length; empty for that of the model.
+        params_type: Whether it has the weights or their difference from the model.
+        partial: Whether it may lack tensors of the model.
+    """
+
+    body: bytes
+    header: bytes = b""
+    params_type: Literal["FULL", "DIFF"] = "FULL"
+    partial: bool = False
 
 
 class CollectedUpdate:
@@ -55,6 +73,17 @@ class CollectedUpdate:
     def is_buffered(self) -> bool:
         """Whether a frame of it is kept while it is read, since it is decoded or fetched."""
         return self.form.codec is not None
+
+    @property
+    def small(self) -> InlineRecord | None:
+        """The record of an update whose tensors are in memory; None for others."""
+        if not isinstance(self.body, BufferSource):
+            return None
+        layout, answer = self.body.layout, self.answer
+        is_of_model = layout == self.form.model.layout
+        header = b"" if is_of_model else bytes(layout.plain_header[8:])
+        (body,) = self.body.in_place(0, layout.nbytes)
+        return InlineRecord(bytes(body), header, answer.params_type, answer.partial)
 
     def source(self, step: int) -> UpdateSource:
         """The update as a fold takes it."""
@@ -129,6 +158,10 @@ class RemoteUpdate(CollectedUpdate):
         )
 
     @property
+    def small(self) -> None:
+        """None, as its tensors are in its worker."""
+
+    @property
     def cost(self) -> Transfer:
         """Cost of fetching the update so far."""
         return self._remote.cost
@@ -150,6 +183,24 @@ class RemoteUpdate(CollectedUpdate):
         # One that has died since is noticed when it is asked again.
         with suppress(StreamingError):
             self._remote.close(failure)
+
+
+def small_update(
+    site: str,
+    weight: float,
+    metrics: Mapping[str, float],
+    record: InlineRecord,
+    form: UpdateForm,
+) -> CollectedUpdate:
+    """Return an update whose tensors a record of the journal has."""
+    answer = SiteAnswer(
+        site, weight, dict(metrics), record.params_type, partial=record.partial, has_params=True
+    )
+    layout = form.model.layout
+    if record.header:
+        layout, _ = parse_header(record.header, "its header")
+    body = BufferSource(layout, memoryview(record.body))
+    return CollectedUpdate(answer, body, Transfer(bytes=len(record.body), chunks=1), form)
 
 
 def update_in_answer(answer: SiteAnswer, update: InlineUpdate, form: UpdateForm) -> CollectedUpdate:

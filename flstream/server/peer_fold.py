@@ -104,7 +104,7 @@ def _walk(
         base=str(base.path),
         path=str(path),
         metadata=store.metadata(model, round_number),
-        updates=[_placed(worker, source, by_site[source.site]) for source in updates],
+        updates=[_placed(fold, worker, source, by_site[source.site]) for source in updates],
         rule=fold.rule,
         optimizer=optimizer,
         state=None if state is None else str(state),
@@ -132,10 +132,13 @@ def _walk(
 
 
 def _placed(
-    worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
+    fold: CohortFold, worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
 ) -> tuple[SiteAnswer, Offered | str]:
     """Return an update's answer and place, from which a worker fetches it in the server's place."""
     answer = replace(update.answer, weight=source.weight)
+    if update.small is not None:
+        (training,) = fold.to_fold.trainings_of(source.site)
+        update = fold.update_store.files(training).store(update)
     if isinstance(update, UpdateFile):
         return answer, str(update.path)
     assert isinstance(update, RemoteUpdate)

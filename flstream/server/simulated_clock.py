@@ -6,7 +6,7 @@ import heapq
 import random
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.job import Job
 from flstream.job.device import NANOSECONDS, nanoseconds
@@ -14,6 +14,9 @@ from flstream.job.time_section import RoundEnd
 from flstream.server.fleet import Fleet
 from flstream.units import format_seconds
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
+
+if TYPE_CHECKING:
+    from flstream.server.training import SiteTraining
 
 
 class SiteTime(NamedTuple):
@@ -86,6 +89,8 @@ class TaskTimes:
 
     def arrive(self, site: str, nbytes: int) -> str:
         """Take in how many bytes a site is sent; return why it never trains, or nothing."""
+        if site in self._arrivals:
+            return self.ends[site].failure if site in self.ends else ""
         device, task = self._job.device(site), self._tasks[site]
         arrival = self.began + device.before_work(nbytes)
         self._arrivals[site] = arrival
@@ -183,6 +188,39 @@ class TaskTimes:
             taken = format_seconds(self._seconds)
             return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
         return SiteTime(time, failure)
+
+
+class GroupTimes(NamedTuple):
+    """Simulated times of trainings that were started one by one, and are given as one task.
+
+    Attributes:
+        by_site: Those of each.
+    """
+
+    by_site: Mapping[str, TaskTimes]
+
+    @classmethod
+    def of(cls, group: Sequence[SiteTraining]) -> GroupTimes | None:
+        """The times of a group; None on the wall clock."""
+        times = {
+            site: training.times
+            for training in group
+            for site in training.tasks
+            if training.times is not None
+        }
+        return cls(times) if times else None
+
+    def arrive(self, site: str, nbytes: int) -> str:
+        """See :meth:`TaskTimes.arrive`."""
+        return self.by_site[site].arrive(site, nbytes)
+
+    def answer(self, answer: SiteAnswer) -> SiteTime:
+        """See :meth:`TaskTimes.answer`."""
+        return self.by_site[answer.site].answer(answer)
+
+    def fail(self, site: str, reason: str) -> SiteTime:
+        """See :meth:`TaskTimes.fail`."""
+        return self.by_site[site].fail(site, reason)
 
 
 class AnswerQueue:

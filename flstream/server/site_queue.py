@@ -81,10 +81,10 @@ class SiteQueue:
                 self._change.wait()
             return None
 
-    def put(self, site: str) -> None:
-        """Add a site at the end, where the queue is open."""
+    def put(self, sites: SiteBatch) -> None:
+        """Add sites at the end, which one worker takes together, where the queue is open."""
         with self._change:
-            self._waiting.append((site,))
+            self._waiting.append(sites)
             self._change.notify_all()
 
     def begin(self, worker: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from flstream.runs.site_states import StateVersion
 from flstream.server.sampling import site_seed
 from flstream.worker.messages import SiteTask
@@ -59,7 +61,4 @@ def with_states(
     tasks: Mapping[str, SiteTask], states: Mapping[str, StateVersion]
 ) -> Mapping[str, SiteTask]:
     """The parts of a task, with the states that sites begin with; empty ones for others."""
-    return {
-        site: SiteTask(site, task.index, task.seed, states.get(site))
-        for site, task in tasks.items()
-    }
+    return {site: replace(task, state=states.get(site)) for site, task in tasks.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from flstream.runs.site_states import discard_site_state_after
@@ -35,9 +35,12 @@ class StartedTrainings:
         self.in_flight = state.in_flight
         self._state = state
         self._queue = SiteQueue([])
-        # Those that workers are yet to be given, and the tasks of those that they were given.
+        # Those that workers are yet to be given: new ones, and small ones that travel together.
         self._waiting: deque[SiteTraining] = deque()
+        self._small: dict[object, list[SiteTraining]] = {}
+        # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
+        self._open: set[str] = set()
         # Sites whose answers have come, in their order; by the virtual clock, that of their times.
         self._over: deque[str] = deque()
         self._simulated = AnswerQueue()
@@ -50,25 +53,55 @@ class StartedTrainings:
         self._state.fleet.start(site)
         self._waiting.append(training)
 
-    def give(self) -> None:
-        """Give workers the trainings that they have not been given yet, in order."""
+    def give(self, *, at_once: bool = True) -> None:
+        """Give workers the trainings that they have not been given yet.
+
+        On the virtual clock, small ones are given together.
+
+        Args:
+            at_once: Whether nothing may wait for others.
+        """
+        store = self._state.update_store
         while self._waiting:
             training = self._waiting.popleft()
             (site,) = training.tasks
             if self.in_flight.get(site) is not training:
                 continue  # its answer was on record
             training.oldest = self._state.oldest_effect
-            run, plan = self._state.update_store.begin(training, is_read=True)
-            if self._events is None:
-                self._begin(own=plan.own)
-            self._runs[site] = run
-            self._expect(training, run)
+            batch = store.small_batch(training, len(self.in_flight))
+            if not batch:
+                run, plan = store.begin(training, is_read=True)
+                self._expect(training)
+                self._hand_out([training], run, own=plan.own)
+                continue
+            if training.times is not None:
+                training.times.arrive(site, store.bytes_down(training))
+                self._expect(training)
+            alike = training.base.version, training.round, training.meta, training.seconds
+            group = self._small.setdefault(alike, [])
+            group.append(training)
+            if len(group) >= batch or training.times is None:
+                self._hand_out(group, store.begin_small(self._small.pop(alike)), own=False)
+        if at_once:
+            while self._small:
+                _, group = self._small.popitem()
+                self._hand_out(group, store.begin_small(group), own=False)
+
+    def _hand_out(self, group: Sequence[SiteTraining], run: TaskRun, *, own: bool) -> None:
+        """Let a worker have trainings as one task, but those whose sites never train."""
+        self._state.retire_models()
+        if self._events is None:
+            self._begin(own=own)
+        sites = tuple(site for training in group for site in training.tasks)
+        run.declared = self._declare
+        for training in group:
             self._offer_late(training, run)
-            run.leave_out_away()
-            if run.collector.is_settled(site):
-                self._settle(site)
-            else:
-                self._queue.put(site)
+        self._runs |= dict.fromkeys(sites, run)
+        self._open.update(sites)
+        run.leave_out_away()
+        self._note_settled(sites, run)
+        if waiting := tuple(site for site in sites if site in self._open):
+            self._queue.put(waiting)
 
     def give_late(self, model: Model) -> None:
         """Send tensors of a model that was made to the sites that wait for them."""
@@ -88,27 +121,24 @@ class StartedTrainings:
                 self._simulated.begin(training.number, training.times.bound(site))
             run.late_tensors.offer(tensors, changes)
 
-    def _expect(self, training: SiteTraining, run: TaskRun) -> None:
+    def _expect(self, training: SiteTraining) -> None:
         """Expect the answer of a training, on the virtual clock not before a time."""
-        if training.times is None:
-            return
-        (site,) = training.tasks
-        times, number = training.times, training.number
-        # One that waits for a model that the program is yet to make comes after what makes it.
-        self._simulated.begin(number, None if training.is_waiting else times.bound(site))
+        if training.times is not None:
+            (site,) = training.tasks
+            # One that waits for a model that the program is yet to make comes after what makes it.
+            bound = None if training.is_waiting else training.times.bound(site)
+            self._simulated.begin(training.number, bound)
 
-        def declare(site: str, units: float) -> None:
-            times.declare(site, units)
-            if not training.is_waiting:
-                self._simulated.begin(number, times.bound(site))
-
-        run.declared = declare
+    def _declare(self, site: str, units: float) -> None:
+        """Take in how much work a site has declared, and so when it answers at the earliest."""
+        training = self.in_flight.get(site)
+        if training is not None and training.times is not None:
+            training.times.declare(site, units)
+            self._expect(training)
 
     def _settle(self, site: str) -> None:
         """Take in that a site has answered or failed."""
-        training = self.in_flight.get(site)
-        if training is None:
-            return  # it was cancelled
+        training = self.in_flight[site]
         if training.times is None:
             self._over.append(site)
         else:
@@ -116,7 +146,13 @@ class StartedTrainings:
 
     def first(self) -> tuple[SiteTraining, TaskRun]:
         """Wait for the next answer, or the next site that has failed, and take it."""
-        self.give()
+        self.give(at_once=False)
+        if (site := self._next_site()) is None:
+            self.give()
+            site = self._await_next()
+        return self.in_flight[site], self._runs.pop(site)
+
+    def _await_next(self) -> str:
         assert self._events is not None
         state = self._state
         picture, number, waits = state.context.picture, state.round, state.update_store.waits
@@ -125,7 +161,7 @@ class StartedTrainings:
         while (site := self._next_site()) is None:
             has_moved = next(events)
             picture.emit_snapshot(at_once=not has_moved)
-        return self.in_flight[site], self._runs.pop(site)
+        return site
 
     def _next_site(self) -> str | None:
         if self._over:
@@ -135,6 +171,7 @@ class StartedTrainings:
     def cancel(self) -> None:
         """Cancel what is in flight: the workflow has ended without asking for its answers."""
         in_flight = list(self.in_flight.values())
+        self._open.clear()
         for site in list(self.in_flight):
             self.take(site)
         if self._events is None:
@@ -154,6 +191,7 @@ class StartedTrainings:
         self._runs.clear()
         self._over.clear()
         self._waiting.clear()
+        self._small.clear()
         self._simulated = AnswerQueue()
 
     def take(self, site: str) -> SiteTraining:
@@ -171,27 +209,32 @@ class StartedTrainings:
         self._events = pool.perform(self._queue, self, pool.names)
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
-        """Run the training of a site on a worker; on a pool's thread."""
-        (site,) = sites
-        run = self._runs[site]
+        """Run the trainings of sites on a worker; on a pool's thread."""
+        run = self._runs[sites[0]]
 
         def settling(callback: Callback, *settled: str) -> None:
-            report(partial(self._call, callback, site, run), *settled)
+            report(partial(self._call, callback, settled, run), *settled)
 
         run.perform(worker, sites, settling)
 
-    def _call(self, callback: Callback, site: str, run: TaskRun) -> None:
-        """Let a task take in what has come of it, and note whether its site is settled by that."""
-        was_settled = run.collector.is_settled(site)
+    def _call(self, callback: Callback, sites: Sequence[str], run: TaskRun) -> None:
+        """Let a task take in what has come of it, and note which sites are settled by that."""
         callback()
-        if not was_settled and run.collector.is_settled(site) and self._runs.get(site) is run:
-            self._settle(site)
+        self._note_settled(sites, run)
+
+    def _note_settled(self, sites: Sequence[str], run: TaskRun) -> None:
+        for site in sites:
+            is_open = site in self._open and self._runs.get(site) is run
+            if is_open and run.collector.is_settled(site):
+                self._open.discard(site)
+                self._settle(site)
 
     def lose(self, lost: SiteLost) -> None:
         """Take in that a site has failed, unless its training was cancelled."""
         run = self._runs.get(lost.site)
         if lost.site in self.in_flight and run is not None:
-            self._call(partial(run.lose, lost), lost.site, run)
+            self._call(partial(run.lose, lost), (lost.site,), run)
 
     def _activities(self) -> list[WorkerActivity]:
-        return [activity for run in self._runs.values() for activity in run.activities()]
+        runs = dict.fromkeys(self._runs.values())
+        return [activity for run in runs for activity in run.activities()]

@@ -31,7 +31,7 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback, SiteLost
-from flstream.server.simulated_clock import TaskTimes
+from flstream.server.simulated_clock import GroupTimes, TaskTimes
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -137,7 +137,7 @@ class TaskRun:
         plan: TaskPlan,
         collector: ResultCollector,
         files: UpdateFiles | None = None,
-        times: TaskTimes | None = None,
+        times: TaskTimes | GroupTimes | None = None,
         end: RoundEnd | None = None,
     ) -> None:
         self.collector = collector
@@ -220,7 +220,7 @@ class TaskRun:
 
     def _leave_stragglers(self) -> None:
         """Leave out the sites whose answers come too late on the virtual clock."""
-        if self.times is None:
+        if not isinstance(self.times, TaskTimes):
             return
         self.ended, late = self.times.late(list(self.in_order), self._end)
         for site in late:
@@ -246,9 +246,8 @@ class TaskRun:
         # A later task does the rest: a late one's process may be ending, or its state on its way.
         if spec.kind == "train" and spec.task.keeps_state and not late:
             with suppress(SimulationError):
-                discard_site_state_after(
-                    context.run.site(site), spec.task.effect - 1, spec.sites[site].state
-                )
+                effect = spec.sites[site].effect or spec.task.effect
+                discard_site_state_after(context.run.site(site), effect - 1, spec.sites[site].state)
         reason = brief(reason)
         self._picture.failed()
         turn = self._turn_of(site)

@@ -11,7 +11,7 @@ import msgspec
 
 from flstream.model.selection import ModelParts
 from flstream.runs.site_states import StateVersion
-from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collected_updates import CollectedUpdate, InlineRecord
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update
 from flstream.telemetry.events import Transfer
@@ -61,7 +61,19 @@ class UpdateRecord(NamedTuple):
     cost: Transfer
 
 
-class TrainResult(msgspec.Struct, frozen=True, dict=True):
+class KeptUpdates(NamedTuple):
+    """Updates of a training that wait to be folded by a later effect, as the journal has them.
+
+    Attributes:
+        files: By site, those in files.
+        small: By site, those whose tensors are in the record.
+    """
+
+    files: dict[str, UpdateRecord]
+    small: dict[str, InlineRecord]
+
+
+class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     """Result of a training in the journal.
 
     Attributes:
@@ -78,6 +90,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
         files: By site, what is known of its update's file, of updates that wait in files to be
             folded by a later effect.
+        small: By site, its update, of trainings that were started and send little.
         base: Version of the model that they were trained from.
         began: When it began by the virtual clock, in nanoseconds; 0 on the wall clock.
         ended: When it ended, likewise.
@@ -89,13 +102,14 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
     metrics: list[dict[str, float]]
     messages: list[bytes]
     meta: list[int]
-    states: dict[str, StateVersion]
-    failures: dict[str, str]
-    late: list[str]
     cost: TaskCost
+    states: dict[str, StateVersion] = {}
+    failures: dict[str, str] = {}
+    late: list[str] = []
     bases: dict[str, StateVersion] = {}
     asks: dict[str, list[str]] = {}
     files: dict[str, UpdateRecord] = {}
+    small: dict[str, InlineRecord] = {}
     base: int = 0
     began: int = 0
     ended: int = 0
@@ -110,7 +124,7 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
         cost: TaskCost,
         tasks: Mapping[str, SiteTask],
         asks: Mapping[str, list[str]],
-        files: Mapping[str, UpdateRecord],
+        kept: KeptUpdates,
         base: int,
         times: TaskTimes | None,
         ended: int,
@@ -134,7 +148,8 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True):
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
             asks=dict(asks),
-            files=dict(files),
+            files=kept.files,
+            small=kept.small,
             base=base,
             began=0 if times is None else times.began,
             ended=ended,
@@ -172,11 +187,13 @@ class UpdateWait:
         training: Number of its effect.
         since: Round in which they came.
         until: Last round in which one was folded; 0 before.
+        has_files: Whether they are in files.
     """
 
     training: int
     since: int
     until: int = 0
+    has_files: bool = True
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -25,12 +25,20 @@ from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
-from flstream.server.training import NextResult, SiteTraining, TaskCost, TrainResult
+from flstream.server.training import (
+    KeptUpdates,
+    NextResult,
+    SiteTraining,
+    TaskCost,
+    TrainResult,
+)
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 
 WHOLE_MODEL = ModelParts()
+
+ValueT = TypeVar("ValueT")
 
 
 class TrainingEffects:
@@ -129,8 +137,7 @@ class TrainingEffects:
             training.times = state.clock.task(training.tasks, training.seconds)
         self.started.add(training)
         if state.journal.is_live:
-            state.retire_models()
-            self.started.give()
+            self.started.give(at_once=False)
 
     def next(self, *, may_fail: bool) -> Update:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
@@ -354,21 +361,22 @@ class TrainingEffects:
     ) -> TrainResult:
         """Result of a training that is over; its updates are durable, where they are in files."""
         state, store = self._state, self._state.update_store
-        failures = run.collector.failures
+        # A task may have been for others, too, that were started like this one.
+        failures = _of_sites(run.collector.failures, training)
         store.check_states(training.tasks, failures)
-        training.bodies |= run.updates
-        files = store.keep(training) if in_files else {}
-        answers = run.in_order
+        updates = _of_sites(run.collector.answers, training)
+        training.bodies |= {site: update for site, update in updates.items() if update is not None}
+        kept = store.keep(training) if in_files else KeptUpdates({}, {})
+        answers = _of_sites(run.answers, training)
         state.warn_of_late(answers.values())
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        tasks, base, times, ended = training.tasks, training.trained_from.version, run.times, 0
+        tasks, base, ended = training.tasks, training.trained_from.version, 0
+        times, late = training.times, [site for site in run.late if site in training.tasks]
         if times is not None:
             ended = run.ended or max(end.time for end in times.ends.values())
-        return TrainResult.of(
-            answers, failures, run.late, cost, tasks, asks, files, base, times, ended
-        )
+        return TrainResult.of(answers, failures, late, cost, tasks, asks, kept, base, times, ended)
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""
@@ -388,9 +396,14 @@ class TrainingEffects:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.set_states(result.states)
-        if result.files:
+        if result.files or result.small:
             state.update_store.keep_files(training, state.round)
         state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)
         state.note_failures(site for site in result.failures if site not in result.late)
+
+
+def _of_sites(values: Mapping[str, ValueT], training: SiteTraining) -> dict[str, ValueT]:
+    """Values by site, of a training's sites alone."""
+    return {site: values[site] for site in training.tasks if site in values}

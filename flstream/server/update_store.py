@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import CheckpointError, WorkflowError
@@ -13,21 +16,25 @@ from flstream.model.order import ORDER
 from flstream.model.selection import Selection
 from flstream.model.source import Source
 from flstream.runs.site_states import check_states, present_state_bytes
-from flstream.server.collected_updates import CollectedUpdate
+from flstream.server.collected_updates import CollectedUpdate, small_update
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
+from flstream.server.simulated_clock import GroupTimes, TaskTimes
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import SiteTraining, UpdateRecord, UpdateWait
+from flstream.server.training import KeptUpdates, SiteTraining, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import RoundStarted
-from flstream.worker.messages import SiteTask, Task, TaskParts
+from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
+
+# Updates of started trainings up to here lie in the journal.
+_RECORD_BYTES = 64 << 10
 
 
 class UpdateStore:
@@ -82,9 +89,39 @@ class UpdateStore:
         is_durable = is_read and not training.is_started
         files = self.files(training, durable=is_durable) if plan.in_files else None
         spec = self._spec(training, plan, is_read=is_read)
-        times, end = training.times, training.end
+        times, end, deadline = training.times, training.end, context.job.stragglers.deadline
+        if deadline is not None and not training.is_started:
+            spec = dataclasses.replace(spec, sites=_with_deadlines(spec, times, deadline))
         run = TaskRun(context, spec, plan, training.collector, files, times, end)
         return run, plan
+
+    def begin_small(self, group: Sequence[SiteTraining]) -> TaskRun:
+        """One task for trainings that were started alike, whose updates are small."""
+        context, first = self._context, group[0]
+        tasks = {
+            site: replace(task, effect=training.number)
+            for training in group
+            for site, task in training.tasks.items()
+        }
+        number = first.round
+        collector = ResultCollector(f"train round {number}", list(tasks), 0)
+        context.emit(RoundStarted(round=number, sites=list(tasks)))
+        plan = TaskPlan(own=False, sites=len(tasks), is_inline=True, in_files=False, group=0)
+        spec = self._spec(first, plan, tasks, is_read=True)
+        return TaskRun(context, spec, plan, collector, None, GroupTimes.of(group))
+
+    def small_batch(self, training: SiteTraining, in_flight: int) -> int:
+        """How many trainings like a started one a worker may have in one task; 0 for it alone."""
+        layout = self._store.joined(training.base).layout
+        if training.parts is not None or layout.nbytes > _RECORD_BYTES:
+            return 0
+        plan = plan_task(self._context.job, layout, in_flight, is_read=True)
+        return plan.sites if plan.is_inline else 0
+
+    def bytes_down(self, training: SiteTraining) -> int:
+        """Bytes of the model that a started training of a small model sends its site."""
+        model, lossy = self._store.joined(training.base), self._context.model_codecs.lossy
+        return (model if lossy is None else lossy.encode(model)).layout.nbytes
 
     def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
         return plan_task(
@@ -98,13 +135,20 @@ class UpdateStore:
             combines=training.combines or self._context.rule.combines_groups,
         )
 
-    def keep(self, training: SiteTraining) -> Mapping[str, UpdateRecord]:
-        """Keep the updates of a training in their files; return the record of each by site."""
+    def keep(self, training: SiteTraining) -> KeptUpdates:
+        """Keep the updates of a training, in their files or their record in the journal."""
+        small = {
+            site: record
+            for site, update in training.bodies.items()
+            if training.is_started and (record := update.small) is not None
+        }
+        if small:
+            return KeptUpdates({}, small)
         files = self.files(training, durable=not training.is_started)
         records = files.keep(training.bodies)
         if records and training.is_started:
             self._unsynced[training.number] = files, list(records)
-        return records
+        return KeptUpdates(records, {})
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.
@@ -116,7 +160,9 @@ class UpdateStore:
             training: The training.
             round_number: Round in which its updates came.
         """
-        training.wait = UpdateWait(training.number, round_number)
+        assert training.result is not None
+        has_files = bool(training.result.files)
+        training.wait = UpdateWait(training.number, round_number, has_files=has_files)
         self._waiting.add(training)
         weakref.finalize(training, self._dropped.append, training.wait).atexit = False
 
@@ -141,6 +187,10 @@ class UpdateStore:
             files = self.files(training)
             for site in missing:
                 weight, metrics, _ = training.result.answers[site]
+                if (small := training.result.small.get(site)) is not None:
+                    form = self._form_of(training)(site)
+                    training.bodies[site] = small_update(site, weight, metrics, small, form)
+                    continue
                 record = training.result.files[site]
                 try:
                     training.bodies[site] = files.load(site, weight, metrics, record)
@@ -218,7 +268,7 @@ class UpdateStore:
         for wait in waits:
             if wait.until > max(wait.since, oldest):
                 self._kept.append(wait)
-            else:
+            elif wait.has_files:
                 self._context.run.discard_updates(wait.training)
 
     def discard_files(self) -> None:
@@ -381,3 +431,18 @@ class UpdateStore:
             # What a workflow reads is sound: it may choose weights by who has sent something.
             is_checked=is_read and context.rule.on_nonfinite == "reject",
         )
+
+
+def _with_deadlines(
+    spec: TaskSpec, times: TaskTimes | None, seconds: float
+) -> Mapping[str, SiteTask]:
+    """The sites' parts of a task, with the time that each may train for."""
+    if times is None:
+        limit = TaskDeadline(seconds)
+        return {site: replace(task, deadline=limit) for site, task in spec.sites.items()}
+    tasks = {}
+    for site, task in spec.sites.items():
+        times.arrive(site, spec.bytes_down(site))
+        limit = times.deadline(site, seconds, spec.model.layout.nbytes)
+        tasks[site] = replace(task, deadline=limit)
+    return tasks

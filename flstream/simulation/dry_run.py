@@ -126,7 +126,7 @@ class _DryJournal:
 def _trained(sites: list[str]) -> TrainResult:
     count = len(sites)
     metrics: list[dict[str, float]] = [defaultdict(float)] * count
-    return TrainResult(sites, [1.0] * count, metrics, [b""], [0] * count, {}, {}, [], TaskCost())
+    return TrainResult(sites, [1.0] * count, metrics, [b""], [0] * count, TaskCost())
 
 
 def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramOutline]:

@@ -84,6 +84,7 @@ class SiteTask(msgspec.Struct, frozen=True):
         seed: Seed of its random numbers during the task, 63 bits.
         state: Version of its own files to begin with; None for an empty folder.
         deadline: Time that it may train for; None for no limit.
+        effect: Number of the effect that started it, where that is not the task's; else 0.
     """
 
     site: str
@@ -91,6 +92,7 @@ class SiteTask(msgspec.Struct, frozen=True):
     seed: int
     state: StateVersion | None = None
     deadline: TaskDeadline | None = None
+    effect: int = 0
 
 
 class Offered(msgspec.Struct, tag=True, frozen=True):

@@ -147,7 +147,7 @@ class SiteTurns:
             worker.enter(site.site)
             state = SiteState(
                 f"{worker.info.sites_folder}/{site.site}",
-                task.effect,
+                site.effect or task.effect,
                 site.state,
                 is_kept=task.kind == "train" and task.keeps_state,
                 oldest=task.oldest,

@@ -154,7 +154,7 @@ def test_an_open_queue_is_waited_at_and_what_is_taken_is_not_begun_once_it_is_cl
     batches = SiteQueue([], is_open=True)
     idle = waiting(batches, "a")
     assert not idle.done()
-    batches.put("site-9")
+    batches.put(("site-9",))
     assert idle.result(PATIENCE) == ("site-9",)
     idle = waiting(batches, "b")
     assert batches.close() == []

@@ -40,6 +40,8 @@ DUE = {
     "feddyn": "train 4 sites, fold, evaluate",
     "diloco": "train 4 sites, fold, evaluate",
     "diloco, args{overlap=1}": "4 x start, 4 x next, 4 x start, fold, evaluate",
+    "fedbuff, args{buffer_size=2, concurrency=2}": "2 x start, next, start, next, fold, evaluate",
+    "fedasync, args{concurrency=2}": "2 x start, next, fold, evaluate",
     "ditto": "train 4 sites, fold, evaluate",
     'fedper, args{personal=["^layers.7"]}': "train 4 sites, fold, evaluate",
     "swarm": "train 4 sites, fold at a site, evaluate",
@@ -99,7 +101,7 @@ def everything(run, args):
     assert (run.best, run.best_model, run.ended_early) == (None, None, None)
     for number in run.rounds():
         assert run.all_sites == run.sites == run.idle
-        assert len(run.partition(3)) == run.min_updates - 1 == 3
+        assert len(run.partition(3)) == run.min_updates - 1 == run.cohort_size - 1 == 3
         updates = run.train(model, run.sample(number), meta={"a": 1})
         assert [each.site for each in updates] == updates.sites and not updates.failures
         loss = sum(each.metrics["loss"] for each in updates)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from flows import finished, numbered, records, result, shape
 from safetensors.torch import load_file
-from training_scripts import QUIET, adding, noisy, of_kind, results
+from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
 from flstream.errors import ResumeRefusedError
 from flstream.server import update_files
@@ -161,7 +161,7 @@ def lose(run, effect):
 
 
 def test_an_answer_that_a_power_cut_took_is_done_again_with_those_after_it(flows):
-    how = [QUIET, "rounds=1", "clients.count=3", "clients.parallel=1"]
+    how = [QUIET, LARGE, "rounds=1", "clients.count=3", "clients.parallel=1"]
     expected = flows.finish(WAITS, *how)
     run = flows.broken(WAITS, *how, place="waiting")
     [second] = [each for each in records(run) if each.effect == 5]
@@ -198,7 +198,7 @@ for site in run.sites:
 answers = [run.next() for _ in run.sites]
 {use}
 """
-    run = flows.finish(text, QUIET, "rounds=1", "clients.count=3", "clients.parallel=1")
+    run = flows.finish(text, QUIET, LARGE, "rounds=1", "clients.count=3", "clients.parallel=1")
     starts = [result(each)["start"] for each in records(run) if each.name == "next"]
     assert sorted(synced) == sorted(f"effect-{starts[place]:04d}" for place in due)
 

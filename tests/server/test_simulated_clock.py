@@ -1,0 +1,206 @@
+"""Simulated times by hand: arrivals, answers, dropouts, deadlines, the order of answers."""
+
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+
+from flstream.job.device import SiteDevice, nanoseconds
+from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
+from flstream.server.simulated_clock import AnswerQueue, SiteTime, TaskTimes
+from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
+
+MS = 1_000_000
+SITES = [f"site-{number}" for number in range(1, 11)]
+
+
+@dataclass
+class Hours:
+    """Somebody who is there up to a time, and again later."""
+
+    gone: int
+    back: int
+
+    def next_there(self, now):
+        return self.back if self.gone <= now < self.back else now
+
+    def next_gone(self, now):
+        return self.gone if now < self.gone else None
+
+
+class JobOf:
+    """The facts of a job that the clock asks for."""
+
+    def __init__(self, device, **section):
+        self.time = TimeSection(clock="virtual", **section)
+        self.device = device if callable(device) else lambda site: device
+
+
+def times_of(job, sites=SITES, began=0, seconds=3600.0):
+    tasks = {site: SiteTask(site, index, index) for index, site in enumerate(sites)}
+    times = TaskTimes(job, began, tasks, seconds)
+    for site in sites:
+        times.arrive(site, 1000)
+    return times
+
+
+def answer(times, site, examples, **how):
+    return times.answer(SiteAnswer(site, examples, {}, nbytes=500, **how))
+
+
+def test_a_task_takes_what_is_sent_down_latency_work_and_what_is_sent_up():
+    # 1000 bytes at 1 Mbit/s are 8 ms, 500 at 2 Mbit/s are 2 ms; 30 examples at half speed 60 ms.
+    device = SiteDevice(speed=0.5, down=1e6, up=2e6, latency=0.005)
+    times = times_of(JobOf(device), began=7 * MS)
+    assert times.bound("site-1") == (7 + 8 + 5) * MS
+    assert answer(times, "site-1", 30.0) == SiteTime((7 + 8 + 5 + 60 + 2) * MS)
+    # Declared units stand in the place of examples, and the answer is expected by them.
+    times.declare("site-2", 10.0)
+    assert times.bound("site-2") == (7 + 8 + 5 + 20) * MS
+    assert answer(times, "site-2", 30.0, units=10.0).time == (7 + 8 + 5 + 20 + 2) * MS
+    assert times.plain() == {"site-1": 75 * MS, "site-2": 35 * MS}
+
+
+def test_measured_work_is_the_seconds_of_the_training_by_the_speed_of_the_device():
+    times = times_of(JobOf(SiteDevice(speed=4.0), work="measured"))
+    times.declare("site-1", 1e6)
+    assert times.bound("site-1") == 0  # what it has declared counts for nothing
+    assert answer(times, "site-1", 30.0, seconds=0.5).time == 125 * MS
+
+
+def test_decimal_numbers_are_exact_whatever_their_floats_are():
+    times = times_of(JobOf(SiteDevice(speed=0.1), seconds_per_example="3 ms"), seconds=1e9)
+    assert answer(times, "site-1", 1e9).time == 3 * 10**9 * 10 * MS
+    assert nanoseconds(0.1) * 3 == nanoseconds(0.3)
+
+
+def test_a_site_drops_out_by_its_seed_once_it_has_the_model():
+    times = times_of(JobOf(SiteDevice(name="phone", dropout=0.5, latency=0.001)))
+    drawn = {site: random.Random(f"flstream/dropout/{n}").random() for n, site in enumerate(SITES)}
+    dropped = {site for site, number in drawn.items() if number < 0.5}
+    assert times.ends.keys() == dropped
+    assert 0 < len(dropped) < 10
+    for site in dropped:
+        assert times.ends[site] == SiteTime(MS, "it dropped out (devices.phone.dropout)")
+        assert times.bound(site) == MS
+
+
+def test_who_goes_away_or_takes_too_long_has_failed_then():
+    job = JobOf(SiteDevice(name="phone", latency=0.01, availability=Hours(30 * MS, 90 * MS)))
+    times = times_of(job, seconds=0.05)
+    assert answer(times, "site-1", 20.0) == SiteTime(30 * MS)
+    gone = answer(times, "site-2", 21.0)
+    assert gone == SiteTime(30 * MS, "it went away (devices.phone.available)")
+    # One that is gone before it has the model never trains.
+    late = times_of(job, began=25 * MS)
+    assert {*late.ends.values()} == {gone}
+    assert late.arrive("site-3", 1000) == gone.failure
+    slow = times_of(JobOf(SiteDevice(latency=0.01)), seconds=0.05)
+    assert answer(slow, "site-1", 41.0) == SiteTime(
+        50 * MS, "it took more than 0.05 s (clients.round_timeout)"
+    )
+    assert slow.fail("site-2", "it raised") == SiteTime(10 * MS, "it raised")
+
+
+# Ten sites whose answers come after 10, 20, ..., 100 ms.
+@pytest.mark.parametrize(
+    ("section", "min_updates", "wait", "close", "first_late"),
+    [
+        ({}, None, None, 100, 11),
+        ({}, 4, 0.025, 65, 7),
+        ({"policy": "cutoff_time", "straggler_cutoff_time": 0.035}, None, None, 35, 4),
+        ({"policy": "cutoff_time", "straggler_cutoff_time": 0.040}, 2, None, 40, 5),
+        ({"policy": "cutoff_time", "straggler_cutoff_time": 0.035}, 8, None, 80, 9),
+        ({"policy": "cutoff_time", "straggler_cutoff_time": 5.0}, 2, None, 100, 11),
+        ({"policy": "deadline", "deadline": 0.055}, None, None, 55, 6),
+        ({"policy": "percentage", "percent_collaborators_needed": 0.35}, None, None, 40, 5),
+        ({"policy": "percentage", "percent_collaborators_needed": 0.35}, 6, None, 60, 7),
+        ({"policy": "over_selection", "extra": 3}, None, None, 70, 8),
+    ],
+)
+def test_a_policy_ends_a_round_of_ten_sites_when_it_should(
+    section, min_updates, wait, close, first_late
+):
+    stragglers = StragglersSection(**section)
+    times = times_of(JobOf(SiteDevice()), began=3 * MS)
+    for number in (7, 2, 10, 1, 3, 9, 4, 8, 6, 5):  # whatever order they really come in
+        answer(times, f"site-{number}", 10.0 * number)
+    least = stragglers.least(min_updates, 10)
+    ended, late = times.late(SITES, stragglers.end(least, 10, wait))
+    assert ended == (3 + close) * MS
+    assert list(late) == SITES[first_late - 1 :]
+
+
+def test_of_answers_that_come_at_once_the_first_sites_count():
+    times = times_of(JobOf(SiteDevice()))
+    for site in SITES:
+        answer(times, site, 10.0)
+    assert times.late(SITES, RoundEnd(7)) == (10 * MS, SITES[7:])
+    assert times.late(SITES, RoundEnd(7, grace=0.001)) == (10 * MS, [])
+
+
+def test_a_round_of_too_few_answers_waits_for_all_that_may_come():
+    times = times_of(JobOf(SiteDevice()))
+    answer(times, "site-1", 10.0)
+    answer(times, "site-2", 30.0)
+    times.fail("site-3", "it raised")
+    assert times.late(["site-1", "site-2"], RoundEnd(3)) == (30 * MS, ())
+
+
+def test_a_site_knows_how_much_it_can_do_before_the_deadline():
+    device = SiteDevice(speed=0.5, down=1e6, up=2e6, latency=0.005)
+    times = times_of(JobOf(device))
+    # 100 ms but for 8 + 5 ms before and 2 ms after it: 85 ms, at 2 ms an example.
+    assert times.deadline("site-1", 0.1, 500) == TaskDeadline(0.085, 42.0)
+    assert times.deadline("site-1", 0.01, 500) == TaskDeadline(0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "words"),
+    [
+        ({"policy": "percentage"}, "percent_collaborators_needed", "policy = percentage"),
+        ({"policy": "deadline", "deadline": 1.0, "extra": 1}, "extra", "policy = over_selection"),
+        ({"extra": 2}, "extra", "policy = over_selection"),
+    ],
+)
+def test_a_policy_has_its_own_key_and_no_other(section, key, words):
+    with pytest.raises(Exception, match=words) as refused:
+        StragglersSection(**section)
+    assert key in str(refused.value)
+
+
+def test_answers_come_by_time_then_by_start_and_not_before_others_are_known():
+    queue = AnswerQueue()
+    for number, bound in ((1, 5), (2, 8), (3, None)):
+        queue.begin(number, bound)
+    queue.settle(2, 20, "b")
+    assert queue.take() is None  # the first may come before it
+    queue.begin(1, 20)
+    assert queue.take() is None  # and also at that time, as it was started before
+    queue.begin(1, 21)
+    assert queue.take() == "b"
+    queue.settle(1, 40, "a")
+    queue.settle(3, 40, "c")
+    assert [queue.take(), queue.take(), queue.take()] == ["a", "c", None]
+
+
+def test_the_order_of_answers_is_that_of_their_times_however_they_come():
+    draw = random.Random(7)
+    ends = {number: draw.randrange(100) for number in range(200)}
+    expected = [str(number) for _, number in sorted((end, number) for number, end in ends.items())]
+    for _ in range(5):
+        queue, taken = AnswerQueue(), []
+        for number, end in ends.items():
+            queue.begin(number, draw.randrange(end + 1))
+        for number in draw.sample(list(ends), len(ends)):
+            if draw.random() < 0.5:
+                queue.begin(number, draw.randrange(ends[number] + 1))
+            queue.settle(number, ends[number], str(number))
+            while (site := queue.take()) is not None:
+                taken.append(site)
+        assert taken == expected
+
+
+def test_the_seconds_of_an_example_are_exact():
+    assert TimeSection(seconds_per_example=0.1).seconds_of(3.0) == Fraction(3, 10)
