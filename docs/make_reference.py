@@ -100,6 +100,8 @@ def _sections(schema: Schema, above: str) -> Iterator[str]:
             yield from _keys({"properties": common}, f"{key}.args.")
             yield from _kinds(inner, key, common)
             yield from _sections(inner, f"{key}.")
+            if "properties" in (named := inner.get("additionalProperties") or {}):
+                yield from ("", *_keys(named, f"{key}.NAME."))
         elif "allOf" in field.get("items", {}) and name == "up":
             yield from _kinds(field["items"], "", {})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from flstream.job.aggregation_section import METHODS
@@ -31,7 +32,7 @@ def contradictions(job: Job) -> Iterator[Problem]:
         yield Problem("clients.count", "", allowed, "leave it out")
         return
     yield from _sites(job)
-    for rules in (_clients, _aggregation, _privacy, _places):
+    for rules in (_clients, _aggregation, _privacy, _places, _clock):
         yield from rules(job)
     yield from _workflows(job)
 
@@ -52,17 +53,45 @@ def workflow_name(index: int, count: int) -> str:
 
 
 def _sites(job: Job) -> Iterator[Problem]:
-    traces = job.network.traces
-    for key, sites in (
+    devices, sites = job.devices, job.clients.site_names
+    traces = {} if job.network.traces is None else {"network.traces": job.network.traces}
+    files = traces | {f"devices.{key}": file for key, file in devices.files.items()}
+    for key, named in (
         ("clients.args", job.clients.args),
         ("network.sites", job.network.sites),
         ("aggregation.weights", job.aggregation.weights),
-        ("network.traces", () if traces is None else traces.sites),
+        *((key, file.sites) for key, file in files.items()),
     ):
-        for problem in site_problems(key, sites, job.clients.site_names):
-            if traces is not None and key == "network.traces":
-                problem = replace(problem, state=f"{traces.path}: {problem.state}")
+        for problem in site_problems(key, named, sites):
+            if key in files:
+                problem = replace(problem, state=f"{files[key].path}: {problem.state}")
             yield problem
+    fleet = devices.file
+    if fleet is not None and fleet.sites and not devices.named:
+        allowed = "a row for each site, or sections of devices that the others draw"
+        for site in islice((site for site in sites if site not in fleet.sites), 1):
+            yield Problem("devices.file", f"{fleet.path} has no row of {site}", allowed)
+
+
+def _clock(job: Job) -> Iterator[Problem]:
+    """Yield the rules of simulated time."""
+    if not job.time.is_virtual:
+        if job.devices.is_on:
+            allowed = "left out where time.clock is wall, which takes the time that sites take"
+            yield Problem("devices", "", allowed, "set time.clock = virtual")
+        return
+    network = job.network
+    links = {"network": network} | {
+        f"network.sites.{site}": network.sites[site] for site in network.sites
+    }
+    allowed = "null where time.clock is virtual, which adds links up and emulates no packets"
+    for section, link in links.items():
+        for key in ("jitter", "loss"):
+            if getattr(link, key) is not None:
+                yield Problem(f"{section}.{key}", "", allowed)
+    if network.traces is not None:
+        allowed = "null where time.clock is virtual, on which the rates of a link do not change"
+        yield Problem("network.traces", "", allowed)
 
 
 def _clients(job: Job) -> Iterator[Problem]:
@@ -201,10 +230,10 @@ def _privacy(job: Job) -> Iterator[Problem]:
 
 def _places(job: Job) -> Iterator[Problem]:
     """Yield the rules of links, machines and their devices."""
-    clients, network, engine, maps = job.clients, job.network, job.engine, job.streaming.maps
+    clients, engine, maps = job.clients, job.engine, job.streaming.maps
     mapped = "where streaming.mode is map, since no network carries descriptors"
     hint = "set streaming.mode = pull"
-    if maps and network.is_on:
+    if maps and job.paces_links:
         yield Problem("network", "", f"left out {mapped}", hint)
     if maps and not engine.is_local:
         yield Problem("engine.type", "", f"local {mapped}", hint)

@@ -127,6 +127,14 @@ def _compiled(path: Path) -> CodeType:
     raise must_be("Python that parses", hint)
 
 
+def csv_path(value: Any, info: ValidationInfo) -> Path:
+    """Return the absolute path of an existing CSV file."""
+    try:
+        return existing_path(value, info, (".csv",))
+    except ValueError as error:
+        raise must_be("the path of an existing .csv file", str(error)) from error
+
+
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield each row's cells by column, after a text that names file and line."""
     try:

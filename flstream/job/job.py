@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -23,9 +23,11 @@ from flstream.job.checks import contradictions, stage_with_key_metric, workflow_
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.device import SiteDevice
+from flstream.job.devices_section import DevicesSection
 from flstream.job.fields import Allowed, Count, MemoryLimit, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
+from flstream.job.link import NetworkLink
 from flstream.job.model_section import BaseSection, ModelSection
 from flstream.job.network_section import NetworkSection
 from flstream.job.problems import RefusedValueError, given_clause, must_be
@@ -121,6 +123,7 @@ class Job(Section):
     network: NetworkSection = NetworkSection()
     time: TimeSection = TimeSection()
     stragglers: StragglersSection = StragglersSection()
+    devices: DevicesSection = DevicesSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     engine: EngineSection = EngineSection()
     tracking: TrackingSection = TrackingSection()
@@ -201,7 +204,7 @@ class Job(Section):
     @property
     def is_on_one_disk(self) -> bool:
         """Whether workers may write files of the server, as no transfer is to be seen or slowed."""
-        is_seen = self.network.is_on or self.streaming.codecs.of_updates.is_framed
+        is_seen = self.paces_links or self.streaming.codecs.of_updates.is_framed
         return self.engine.is_local and self.is_direct and not is_seen
 
     @property
@@ -269,12 +272,31 @@ class Job(Section):
     @property
     def devices_come_and_go(self) -> bool:
         """Whether there are sites that may not be asked at all times."""
-        return False
+        return any(device.available is not None for device in self.devices.named.values())
+
+    @property
+    def devices_have_memory(self) -> bool:
+        """Whether there are sites that may lack the memory for a model."""
+        devices = self.devices
+        rows = () if devices.file is None else (*devices.file.rows, *devices.file.sites.values())
+        return any(device.memory is not None for device in (*devices.named.values(), *rows))
 
     def device(self, site: str) -> SiteDevice:
-        """Return the device of a site: its link as ``network`` has it, and ordinary otherwise."""
-        link = self.network.link(site, self.seed)
-        return SiteDevice(up=link.up, down=link.down, latency=link.latency)
+        """Return the device of a site, with the link that ``network`` has where it has none.
+
+        It is made anew each time: where a site's availability is of random periods, the same
+        device finds the next one fastest.
+        """
+        return self.devices.device(site, self.seed, self.network.link(site, self.seed))
+
+    @property
+    def paces_links(self) -> bool:
+        """Whether links are emulated in real time; the virtual clock adds them up instead."""
+        return self.network.is_on and not self.time.is_virtual
+
+    def links(self, sites: Iterable[str]) -> dict[str, NetworkLink]:
+        """Return the emulated links of sites by name; none where they are not paced."""
+        return self.network.links(sites, self.seed) if self.paces_links else {}
 
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""

@@ -122,6 +122,11 @@ def keys_in(values: Mapping[str, Any]) -> dict[str, Key]:
 
 def keys_of(schema: Schema, values: Any = None, above: str = "") -> Iterator[Key]:
     """Yield the keys of a section and of the sections in it, by their types."""
+    # Sections of any name, such as those of devices.
+    named = schema.get("additionalProperties")
+    if isinstance(named, Mapping) and "properties" in named and isinstance(values, Mapping):
+        others = {name: named for name in values if name not in schema["properties"]}
+        schema = {**schema, "properties": {**schema["properties"], **others}}
     for name, field in schema["properties"].items():
         key, written = join(above, name), value_at(values, name)
         sections = written if key == WORKFLOW and isinstance(written, list) else [written]

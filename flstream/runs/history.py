@@ -134,10 +134,7 @@ def run_started(job: Job) -> RunStarted:
         workers=clients.worker_names if clients.workers < clients.count else [],
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
-        network={
-            site: link.facts
-            for site, link in job.network.links(clients.site_names, job.seed).items()
-        },
+        network={site: link.facts for site, link in job.links(clients.site_names).items()},
         has_evaluator=job.is_scored_centrally,
     )
 

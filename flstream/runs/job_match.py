@@ -60,6 +60,7 @@ def files_of(job: Job) -> FilesByKey:
         "evaluate.script": job.evaluate.script,
         "model.initial": job.model.initial,
         "network.traces": traces,
+        **{f"devices.{key}": file.path for key, file in job.devices.files.items()},
         # A tracker changes nothing of the run.
         **{code.key: code.file for code in job.own_code() if code.key != "tracking.type"},
     }

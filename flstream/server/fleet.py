@@ -8,6 +8,7 @@ from typing import overload
 
 from flstream.errors import SimulationError
 from flstream.job import Job
+from flstream.job.device import SiteDevice
 
 
 class SiteSet(Sequence[str]):
@@ -78,12 +79,33 @@ class Fleet:
         self.idle = SiteSet(self._names)
         self.in_flight = SiteSet()
         self._benched: set[str] = set()
+        # Devices of the sites that were asked: each remembers where its periods were.
+        self._devices: dict[str, SiteDevice] = {}
         self._away: set[str] = set()
         # The next time at which a site comes or goes, with its place.
         self._changes: list[tuple[int, int]] = []
         if job.devices_come_and_go:
             for place, name in enumerate(self._names):
                 self._note_change(place, name, 0)
+
+    def device(self, site: str) -> SiteDevice:
+        """Return the device of a site."""
+        device = self._devices.get(site)
+        if device is None:
+            device = self._devices[site] = self._job.device(site)
+        return device
+
+    def leave_out_small(self, nbytes: int) -> Sequence[str]:
+        """Ask sites no more that have not the memory for a model; return their names."""
+        if not self._job.devices_have_memory:
+            return ()
+        small = []
+        for name in self._names:
+            memory = self._job.device(name).memory
+            if memory is not None and memory < nbytes:
+                small.append(name)
+                self.bench(name)
+        return small
 
     @property
     def sites(self) -> list[str]:
@@ -142,8 +164,7 @@ class Fleet:
 
     def _note_change(self, place: int, site: str, now: int) -> None:
         """Take in whether a site is there, and when that changes next."""
-        device = self._job.device(site)
-        availability = device.availability
+        availability = self.device(site).availability
         if availability is None:
             return
         there = availability.next_there(now)

@@ -39,6 +39,8 @@ from flstream.telemetry.events import (
     Warned,
 )
 from flstream.telemetry.halts import halt_at
+from flstream.text import brief_names
+from flstream.units import format_bytes
 from flstream.worker.code_errors import sentence
 
 
@@ -110,7 +112,8 @@ def play(
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
     version = store.add(record, 0, is_verified=is_built).version
-    _check_disk(context, store, record, records)
+    nbytes = _check_disk(context, store, record, records)
+    _leave_out_small(effects.state, nbytes)
     try:
         for place in range(len(context.job.stages)):
             version = _play_stage(effects, place, version)
@@ -207,8 +210,8 @@ def _check_disk(
     store: ModelStore,
     initial: ModelRecord,
     records: Sequence[EffectDone],
-) -> None:
-    """Warn where the rounds to come will not all have the disk that they need."""
+) -> int:
+    """Warn where the rounds to come will not all have their disk; return the model's bytes."""
     job, keep = context.job, context.job.checkpoints.keep
     staying = job.planned_rounds if keep == "all" else keep
     newest = [record.model for record in records if record.model is not None]
@@ -225,3 +228,15 @@ def _check_disk(
     )
     if warning is not None:
         context.emit(Warned(message=warning))
+    return layout.nbytes
+
+
+def _leave_out_small(state: RunState, nbytes: int) -> None:
+    """Leave out the sites whose devices have not the memory for the model."""
+    if small := state.fleet.leave_out_small(nbytes):
+        state.warn(
+            [
+                f"{brief_names(small)} have not the memory for the model "
+                f"({format_bytes(nbytes)}), and are not asked (devices: memory)"
+            ]
+        )

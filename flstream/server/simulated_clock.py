@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.job import Job
-from flstream.job.device import NANOSECONDS, nanoseconds
-from flstream.job.time_section import RoundEnd
+from flstream.job.device import NANOSECONDS, SiteDevice, nanoseconds
+from flstream.job.time_section import RoundEnd, TimeSection
 from flstream.server.fleet import Fleet
 from flstream.units import format_seconds
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
@@ -60,14 +60,15 @@ class SimulatedClock:
             tasks: Each site's part.
             seconds: Simulated seconds that a site may take.
         """
-        return TaskTimes(self._job, self.now, tasks, seconds)
+        return TaskTimes(self._job.time, self._fleet.device, self.now, tasks, seconds)
 
 
 class TaskTimes:
     """Simulated times of the sites of one task.
 
     Args:
-        job: The job, for the sites' devices.
+        section: How work is counted.
+        device: Returns the device of a site.
         began: When the task began.
         tasks: Each site's part.
         seconds: Simulated seconds that a site may take.
@@ -77,10 +78,18 @@ class TaskTimes:
         ends: By site, when it has answered or failed, where that is known.
     """
 
-    def __init__(self, job: Job, began: int, tasks: Mapping[str, SiteTask], seconds: float) -> None:
+    def __init__(
+        self,
+        section: TimeSection,
+        device: Callable[[str], SiteDevice],
+        began: int,
+        tasks: Mapping[str, SiteTask],
+        seconds: float,
+    ) -> None:
         self.began = began
         self.ends: dict[str, SiteTime] = {}
-        self._job = job
+        self._section = section
+        self._device = device
         self._seconds = seconds
         self._tasks = tasks
         self._arrivals: dict[str, int] = {}
@@ -91,7 +100,7 @@ class TaskTimes:
         """Take in how many bytes a site is sent; return why it never trains, or nothing."""
         if site in self._arrivals:
             return self.ends[site].failure if site in self.ends else ""
-        device, task = self._job.device(site), self._tasks[site]
+        device, task = self._device(site), self._tasks[site]
         arrival = self.began + device.before_work(nbytes)
         self._arrivals[site] = arrival
         if device.dropout and random.Random(f"flstream/dropout/{task.seed}").random() < (
@@ -105,7 +114,7 @@ class TaskTimes:
 
     def arrive_late(self, site: str, now: int, nbytes: int) -> None:
         """Take in that so many bytes are sent to a site from now on, while it trains."""
-        self._late_arrivals[site] = now + self._job.device(site).before_work(nbytes)
+        self._late_arrivals[site] = now + self._device(site).before_work(nbytes)
 
     def declare(self, site: str, units: float) -> None:
         """Take in how much work a site has declared."""
@@ -116,18 +125,18 @@ class TaskTimes:
         if site in self.ends:
             return self.ends[site].time
         work = Fraction(0)
-        if site in self._declared and self._job.time.work != "measured":
-            work = self._job.time.seconds_of(self._declared[site])
+        if site in self._declared and self._section.work != "measured":
+            work = self._section.seconds_of(self._declared[site])
         return self._before(site, self._trained(site, work)).time
 
     def _trained(self, site: str, work: Fraction) -> int:
         """When a site has trained and received all that it was sent."""
-        trained = self._arrivals[site] + self._job.device(site).work(work)
+        trained = self._arrivals[site] + self._device(site).work(work)
         return max(trained, self._late_arrivals.get(site, 0))
 
     def answer(self, answer: SiteAnswer) -> SiteTime:
         """Take in a site's answer; return when it comes, or that the site has failed before."""
-        site, device, section = answer.site, self._job.device(answer.site), self._job.time
+        site, device, section = answer.site, self._device(answer.site), self._section
         if section.work == "measured":
             work = Fraction(answer.seconds)
         elif answer.units is not None:
@@ -170,15 +179,15 @@ class TaskTimes:
 
     def deadline(self, site: str, seconds: float, nbytes: int) -> TaskDeadline:
         """How long a site may train, so that its answer of so many bytes is there in time."""
-        device = self._job.device(site)
+        device = self._device(site)
         spent = self._arrivals[site] - self.began + device.after_work(nbytes)
         left = max(nanoseconds(seconds) - spent, 0)
-        unit = device.work(self._job.time.seconds_of(1))
+        unit = device.work(self._section.seconds_of(1))
         return TaskDeadline(left / NANOSECONDS, float(left // unit) if unit else None)
 
     def _before(self, site: str, time: int, failure: str = "") -> SiteTime:
         """A time, or an earlier one at which the site goes away or has taken too long."""
-        device = self._job.device(site)
+        device = self._device(site)
         limit = self.began + nanoseconds(self._seconds)
         if device.availability is not None:
             gone = device.availability.next_gone(self.began)

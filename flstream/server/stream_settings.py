@@ -24,7 +24,7 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         "pytorch": streaming.tensor_download_chunk_size,
         "numpy": streaming.np_download_chunk_size,
     }[framework]
-    links = job.network.links(job.clients.site_names, job.seed).values()
+    links = job.links(job.clients.site_names).values()
     # On one machine, to compare takes longer than to read.
     is_far = bool(links) or not job.engine.is_local
     silence = max((link.silence for link in links), default=0.0)

@@ -78,7 +78,7 @@ def plan_task(
     if workers == job.clients.count:
         in_files = is_read or combines
         return TaskPlan(True, 1, is_inline=False, in_files=in_files, group=0, combines=combines)
-    if at_site and job.network.is_on:
+    if at_site and job.paces_links:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
             f"own; set clients.parallel = {job.clients.count}"
@@ -86,7 +86,7 @@ def plan_task(
     if at_site:
         return TaskPlan(own=False, sites=1, is_inline=False, in_files=True, group=0)
     size = max(layout.nbytes, 1)
-    is_plain = not job.network.is_on and not job.streaming.codecs.of_updates.is_framed
+    is_plain = not job.paces_links and not job.streaming.codecs.of_updates.is_framed
     if is_plain and size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
         sites = min(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES

@@ -30,6 +30,7 @@ from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
+from flstream.simulation.fleet import FleetFacts, fleet_facts
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -94,6 +95,7 @@ class Forecast:
         base_bytes: Size of the base that the sites share; 0 without one.
         base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
+        fleet: Facts about the sites' devices; None without devices.
     """
 
     imports: Imports
@@ -112,6 +114,7 @@ class Forecast:
     base_bytes: int = 0
     base_builder_bytes: int = 0
     building: Building | None = None
+    fleet: FleetFacts | None = None
 
     def with_base(self, nbytes: int, builder_bytes: int) -> Forecast:
         """Return the forecast with a base, which its builder holds before all others start.
@@ -241,6 +244,7 @@ def forecast(
         epsilon=spent,
         programs=list(programs),
         building=building,
+        fleet=fleet_facts(job, layout.nbytes),
     )
 
 

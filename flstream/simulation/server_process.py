@@ -215,7 +215,7 @@ def _run(
                 service=service,
                 abort=abort,
                 emit=reporter.emit,
-                is_linked=job.network.is_on,
+                is_linked=job.paces_links,
                 is_direct=job.is_direct,
                 has_deadlines=not job.engine.is_inline,
             )

@@ -113,7 +113,7 @@ def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
         codecs_up=job.streaming.codecs.of_updates,
         codecs_down=job.streaming.codecs.of_models,
         base=job.base,
-        links=job.network.links([name] if is_own else job.clients.site_names, job.seed),
+        links=job.links([name] if is_own else job.clients.site_names),
     )
 
 

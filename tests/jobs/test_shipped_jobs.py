@@ -89,6 +89,25 @@ def test_a_variant_of_digits_runs_once_its_lines_are_uncommented(name, lines, tm
         assert "clipping norm" in write_page([directory.path]).read_text()
 
 
+def test_stragglers_are_phones_of_unequal_speed_and_learn(run, tmp_path):
+    job = load_job(JOBS / "stragglers" / "job.conf")
+    devices = [job.device(site) for site in job.clients.site_names]
+    assert {device.name for device in devices} >= {"nexus-6", "redmi-note-8"}
+    assert len({(device.speed, device.up, device.down) for device in devices}) > 30
+    summary, _ = run("stragglers", *INLINE, "rounds=3")
+    assert summary.metrics[-1]["accuracy"] > 0.8
+    for name, lines in variants_of("stragglers"):
+        varied = load_job(uncommented("stragglers", lines, tmp_path / name))
+        assert [varied.device(site).speed for site in varied.clients.site_names] == [
+            device.speed for device in devices
+        ]
+        device = varied.device("site-1")
+        assert (device.availability is not None, device.dropout > 0) == (
+            name == "nights",
+            name == "dropouts",
+        )
+
+
 SMALL = ("model.args.width=8", "train.args.rows=1", "workflow.args.inner_steps=3", "rounds=2")
 
 

@@ -39,7 +39,7 @@ class JobOf:
 
 def times_of(job, sites=SITES, began=0, seconds=3600.0):
     tasks = {site: SiteTask(site, index, index) for index, site in enumerate(sites)}
-    times = TaskTimes(job, began, tasks, seconds)
+    times = TaskTimes(job.time, job.device, began, tasks, seconds)
     for site in sites:
         times.arrive(site, 1000)
     return times
