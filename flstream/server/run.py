@@ -26,7 +26,7 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
-from flstream.server.sampling import sample_sites
+from flstream.server.samplers import sampled
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
@@ -171,13 +171,16 @@ class Run:
             self._is_counting = False
 
     def sample(self, number: int) -> list[str]:
-        """Sites drawn for a round without replacement, ``clients.per_round`` of them.
+        """Sites that ``clients.sampler`` chooses for a round, ``clients.per_round`` of them.
 
         Args:
-            number: Number of the round; the draw follows from it, the seed and :attr:`sites`.
+            number: Number of the round; the choice follows from it, the seed, :attr:`sites` and,
+                unless the sampler is ``uniform``, the answers of trainings up to now.
 
         Raises:
             SimulationError: Fewer sites are left than have to send an update.
+            WorkflowError: A sampler of the user's own failed or returned other than so many of
+                :attr:`sites`; or the sampler needs a loss, and no site has reported one.
         """
         clients, sites, private = self._state.context.job.clients, self.sites, self._state.private
         least = clients.min_updates or clients.cohort_size
@@ -185,7 +188,8 @@ class Run:
             drawn = private.sample(sites, number)
             least = min(least, len(drawn))
         else:
-            drawn = sample_sites(sites, clients.cohort_size, self._state.context.job.seed, number)
+            history = self._state.site_history.before(number)
+            drawn = sampled(clients.sampler, sites, clients.cohort_size, history)
         ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 

@@ -20,6 +20,7 @@ from flstream.server.round_totals import RoundTotals
 from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.site_code import AskedKinds, SentValues
+from flstream.server.site_history import SiteHistory
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
 from flstream.server.update_store import UpdateStore
@@ -45,6 +46,7 @@ class RunState:
         tasks: Makes the sites' parts of tasks, and follows their states.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
+        site_history: What sites have done, for samplers.
         scores: What sites have found of models.
         asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
@@ -66,6 +68,7 @@ class RunState:
         self.update_store = UpdateStore(context, store, self.received)
         self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.in_flight: dict[str, SiteTraining] = {}
+        self.site_history = SiteHistory(job)
         self.scores = Scores(job)
         self.asked = AskedKinds()
         self.sent = SentValues()

@@ -368,6 +368,7 @@ class TrainingEffects:
         state = self._state
         training.result = result
         state.received.take(training, result.answers)
+        state.site_history.take(training.round, result)
         training.collector.restore(result.answers, result.failures)
         if result.answers:
             state.sent.note(training.meta, state.store.bodies(training.base))
