@@ -104,6 +104,7 @@ def _clients(job: Job) -> Iterator[Problem]:
         yield Problem(
             "clients.min_updates", "", f"at most the clients of a round, which are {cohort}"
         )
+    yield from _sampler(job)
     if job.tracking.type is not None and RUN in (clients.names or ()):
         yield Problem(
             "clients.names",
@@ -123,6 +124,21 @@ def _clients(job: Job) -> Iterator[Problem]:
     hint = f"set clients.parallel = {clients.count}, or take fewer clients"
     if starts and not learns and clients.workers < clients.count:
         yield Problem("train.command", "", "null where clients share processes", hint)
+
+
+def _sampler(job: Job) -> Iterator[Problem]:
+    clients, sampler, key = job.clients, job.clients.sampler, "clients.sampler.args"
+    cohort, count = clients.cohort_size, clients.count
+    # Arguments of a class of one's own may have these names, too.
+    of_choice, of_oort = sampler.type == "power_of_choice", sampler.type == "oort"
+    candidates = getattr(sampler.args, "candidates", None) if of_choice else None
+    if candidates is not None and not cohort <= candidates <= count:
+        allowed = f"from {cohort}, the clients of a round, to {count}, which is clients.count"
+        yield Problem(f"{key}.candidates", "", allowed)
+    duration = getattr(sampler.args, "preferred_duration", None) if of_oort else None
+    if duration is not None and not job.time.is_virtual:
+        allowed = "null, unless time.clock is virtual: no other clock has durations of tasks"
+        yield Problem(f"{key}.preferred_duration", "", allowed)
 
 
 def _code(section: str, code: TrainSection | EvaluateSection) -> Iterator[Problem]:
@@ -217,6 +233,9 @@ def _privacy(job: Job) -> Iterator[Problem]:
     allowed = f"mean {central}, which bounds what a site can do to a mean"
     if section.method != "mean":
         yield Problem("aggregation.method", "", allowed)
+    allowed = f"uniform {central}, which draws sites by itself (privacy.sampling)"
+    if not clients.sampler.is_uniform:
+        yield Problem("clients.sampler.type", "", allowed)
     allowed = f"left out {central}, which counts all sites alike"
     if section.weights:
         yield Problem("aggregation.weights", "", allowed)

@@ -301,6 +301,7 @@ class Job(Section):
     def own_code(self) -> Iterator[OwnCode]:
         """Yield the functions and classes of the user's own that keys of the job name."""
         rule, codecs, base = self.aggregation, self.streaming.codecs, self.model.base
+        sampler = self.clients.sampler
         named: list[tuple[str, str | None, Mapping[str, Any]]] = [
             ("model.factory", self.model.factory, self.model.args),
             ("model.base.factory", base.factory, base.args),
@@ -308,6 +309,7 @@ class Job(Section):
             ("evaluate.learner", self.evaluate.learner, {}),
             ("aggregation.method", rule.method, rule.args),
             ("tracking.type", self.tracking.type, self.tracking.args),
+            ("clients.sampler.type", sampler.type, dict(sampler.args)),
         ]
         for index, stage in enumerate(self.stages):
             named.append((f"{workflow_name(index, len(self.stages))}.type", stage.type, {}))

@@ -29,6 +29,7 @@ from flstream.job.fields import (
     Whole,
 )
 from flstream.job.files import code_name, needs
+from flstream.job.sampler_section import SamplerSection
 from flstream.job.site_names import GpuGroups, SiteArgs, SiteNames
 from flstream.job.typed import short_name
 from flstream.telemetry.events import default_site_names
@@ -77,6 +78,8 @@ class ClientsSection(Section):
 
     `1` is one client, `1.0` is all of them.
     """
+
+    sampler: SamplerSection = SamplerSection()
 
     threads: Annotated[Whole, Field(ge=1, le=1024)] = 1
     """Torch threads of each client process.

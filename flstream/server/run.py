@@ -26,7 +26,7 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
-from flstream.server.sampling import sample_sites
+from flstream.server.samplers import sampled
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
 
@@ -183,13 +183,16 @@ class Run:
             self._is_counting = False
 
     def sample(self, number: int) -> list[str]:
-        """Sites drawn for a round without replacement, ``clients.per_round`` of them.
+        """Sites that ``clients.sampler`` chooses for a round, ``clients.per_round`` of them.
 
         Args:
-            number: Number of the round; the draw follows from it, the seed and :attr:`sites`.
+            number: Number of the round; the choice follows from it, the seed, :attr:`sites` and,
+                unless the sampler is ``uniform``, the answers of trainings up to now.
 
         Raises:
             SimulationError: Fewer sites are left than have to send an update.
+            WorkflowError: A sampler of the user's own failed or returned other than so many of
+                :attr:`sites`; or the sampler needs a loss, and no site has reported one.
         """
         state, job = self._state, self._state.context.job
         count = job.sample_size
@@ -200,7 +203,8 @@ class Run:
             drawn = state.private.sample(state.sites, number)
             least = min(least, len(drawn))
         else:
-            drawn = sample_sites(state.sites, count, job.seed, number)
+            history = state.site_history.before(number)
+            drawn = sampled(job.clients.sampler, state.sites, count, history)
         ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 

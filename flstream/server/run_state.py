@@ -23,6 +23,7 @@ from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.simulated_clock import SimulatedClock
 from flstream.server.site_code import AskedKinds, SentValues
+from flstream.server.site_history import SiteHistory
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
 from flstream.server.update_store import UpdateStore
@@ -50,6 +51,7 @@ class RunState:
         clock: The virtual clock; None where that on the wall counts.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
+        site_history: What sites have done, for samplers.
         scores: What sites have found of models.
         asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
@@ -73,6 +75,7 @@ class RunState:
         self.fleet = Fleet(job)
         self.clock = SimulatedClock(job, self.fleet) if job.time.is_virtual else None
         self.in_flight: dict[str, SiteTraining] = {}
+        self.site_history = SiteHistory(job)
         self.scores = Scores(job)
         self.asked = AskedKinds()
         self.sent = SentValues()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from flstream.errors import WorkflowError
 from flstream.text import brief_names
@@ -16,10 +16,24 @@ def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int)
         ``count`` names, or all if there are no more, in the order of ``sites``, which is the order
         in which updates are folded.
     """
+    return sample_by(round_generator(seed, round_number), sites, count)
+
+
+def sample_by(generator: random.Random, sites: Sequence[str], count: int) -> list[str]:
+    """Draw sites without replacement by a generator; see :func:`sample_sites`."""
+    # Of places, so that the cost does not grow with the number of sites.
+    return in_order(sites, generator.sample(range(len(sites)), min(count, len(sites))))
+
+
+def in_order(sites: Sequence[str], places: Iterable[int]) -> list[str]:
+    """Return the sites at some places, in the order of ``sites``."""
+    return [sites[place] for place in sorted(places)]
+
+
+def round_generator(seed: int, round_number: int) -> random.Random:
+    """Return the generator by which the sites of a round are drawn."""
     # A string seeds through SHA-512: neighbouring rounds and seeds have nothing in common.
-    generator = random.Random(f"flstream/sites/{seed}/{round_number}")
-    drawn = set(generator.sample(list(sites), min(count, len(sites))))
-    return [site for site in sites if site in drawn]
+    return random.Random(f"flstream/sites/{seed}/{round_number}")
 
 
 def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int) -> list[str]:

@@ -391,6 +391,7 @@ class TrainingEffects:
         if state.clock is not None:
             state.clock.go_on(result.ended)
         state.received.take(training, result.answers)
+        state.site_history.take(training.round, result)
         training.collector.restore(result.answers, result.failures)
         if result.answers:
             state.sent.note(training.meta, state.store.bodies(training.base))

@@ -19,6 +19,7 @@ from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowE
 from flstream.job import Job, JobError, Problem
 from flstream.job.bodies import INNER_STEPS
 from flstream.job.checks import workflow_name
+from flstream.job.sampler_section import SamplerSection
 from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
 from flstream.runs.run_directory import RunDirectory
@@ -175,7 +176,9 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     its first round.
     """
     stage = job.stages[place]
-    job = job.model_copy(update={"rounds": 1})
+    # A sampler chooses by what sites report, and may be the user's own code.
+    clients = job.clients.model_copy(update={"sampler": SamplerSection()})
+    job = job.model_copy(update={"rounds": 1, "clients": clients})
     journal: Any = _DryJournal(job, stage)
     outline: ProgramOutline = journal.outline
     nobody: Any = None

@@ -22,6 +22,7 @@ _PROTOCOLS = {
         "aggregation.own_rule:Weighs",
         "aggregation.tensor_fold:CombinesGroups",
     ),
+    "clients": ("server.samplers:Sampler",),
     "filters": ("filters.block:BlockFilter",),
     "streaming": ("codecs.block_codec:BlockCodec", "codecs.frames:FrameCompressor"),
     "tracking": ("tracking.tracker:Tracker",),
@@ -47,7 +48,7 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
 
 
 def _own_classes(job: Job) -> list[OwnCode]:
-    """Return the user's own rules, filters, codecs and trackers in a job."""
+    """Return the user's own rules, samplers, filters, codecs and trackers in a job."""
     return [own for own in job.own_code() if own.key.startswith(tuple(_PROTOCOLS))]
 
 

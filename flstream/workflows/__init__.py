@@ -23,12 +23,17 @@ from flstream.server.run import (
     Update,
     Updates,
 )
+from flstream.server.samplers import Sampler
+from flstream.server.site_history import AskedSite, SamplingHistory
 
 __all__ = [
+    "AskedSite",
     "FoldRule",
     "GroupUpdate",
     "Model",
     "Run",
+    "Sampler",
+    "SamplingHistory",
     "ServerStep",
     "SiteModel",
     "SiteModels",

@@ -18,6 +18,8 @@ from flstream.workflows.registry import BUILT_IN
 UNIFORM = "network.up { distribution = uniform, low = "
 ADAPTIVE = "privacy { type = central, clipping.type = adaptive }"
 PRIVATE = "clients.per_round = 4, privacy.type = central, "
+OORT = "clients.sampler { type = oort, args."
+CHOICE = "clients.per_round = 4, clients.sampler { type = power_of_choice, args.candidates = "
 FEDADAM = "server_optimizer { type = fedadam, args."
 UP = "filters.up[0].args."
 DRAWN = "{ distribution = lognormal, median = "
@@ -90,6 +92,19 @@ ROWS = [
         "clients.names",
         "other names than global",
     ),
+    # Samplers.
+    ("clients.sampler = orot", "clients.sampler.type", "did you mean oort?"),
+    ("clients.sampler = random", "clients.sampler.type", "must be uniform, by_data_size, power_of"),
+    ("clients.sampler = 3", "clients.sampler", "must be a section { type, args }"),
+    (OORT + "alpha = -1 }", "clients.sampler.args.alpha", "a whole number from 0 to 20"),
+    (OORT + "cutof = 0.5 }", "clients.sampler.args.cutof", "did you mean clients.sampler.args."),
+    (OORT + "exploration = 0.1 }", "clients.sampler.args.exploration_min", "at most exploration, "),
+    (OORT + "preferred_duration = fast }", "clients.sampler.args.preferred_duration", "above 0"),
+    (OORT + "preferred_duration = 9 s }", "clients.sampler.args.preferred_duration", "null, unle"),
+    (CHOICE + "0 }", "clients.sampler.args.candidates", "a whole number of at least 1"),
+    (CHOICE + "2 }", "clients.sampler.args.candidates", "must be from 4, the clients of a round"),
+    (CHOICE + "9 }", "clients.sampler.args.candidates", "to 8, which is clients.count"),
+    (PRIVATE + "clients.sampler = oort", "clients.sampler.type", "uniform where privacy.type is c"),
     # How updates are combined.
     ("aggregation.method = Krum", "aggregation.method", "did you mean krum?"),
     ("aggregation.clip_norm = true", "aggregation.clip_norm", "a number above 0, or median"),

@@ -99,6 +99,18 @@ class Sparse(Halves):
     for_updates = True
 
 
+class Turns:
+    def __init__(self, step=1): ...
+
+    def sample(self, sites, count, history):
+        return sites[:count]
+
+
+class Hasty:
+    def sample(self, sites, count):
+        return sites[:count]
+
+
 class Tracker: ...
 
 
@@ -164,7 +176,12 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
     job = load(
         'aggregation { method = "mine.py:Largest", args.most = 2 }, '
         'filters.up = [{ type = "mine.py:Fine", args { size = 2 } }], '
-        'tracking { type = "mine.py:Tracker", args.a = 1 }'
+        'tracking { type = "mine.py:Tracker", args.a = 1 }, '
+        'clients.sampler { type = "mine.py:Turns", args.step = 2 }'
+    )
+    assert (job.clients.sampler.name, dict(job.clients.sampler.args)) == (
+        "mine.py:Turns",
+        {"step": 2},
     )
     assert job.aggregation.method == f"{folder}/mine.py:Largest"
     assert job.filters.up == [FilterSection(type=f"{folder}/mine.py:Fine", args={"size": 2})]
@@ -191,6 +208,7 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
         ('aggregation.method = "mine.py:Larges"', "aggregation.method", "did you mean Largest?"),
         ('filters.up = ["mine.py:Absent"]', "filters.up[0].type", "must be the name of a"),
         ('filters.up = ["other.py:Fine"]', "filters.up[0].type", "must be percentile_privacy"),
+        ('clients.sampler = "mine.py:Trns"', "clients.sampler.type", "did you mean Turns?"),
         ('tracking.type = "mine.py:Trakcer"', "tracking.type", "did you mean Tracker?"),
         ('tracking.type = "theirs.py:Tracker"', "tracking.type", "there is no"),
     ],
@@ -202,6 +220,7 @@ def test_a_mistake_in_what_is_named_is_found_when_the_job_is_loaded(mistakes, te
 
 
 METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.codecs.up[0].type"
+SAMPLER = "clients.sampler.type"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +234,14 @@ METHOD, FILTER, CODEC = "aggregation.method", "filters.up[0].type", "streaming.c
         (f'{METHOD} = "broken.py:Rule"', METHOD, "line 1 raised ModuleNot"),
         ('aggregation { method = "mine.py:Largest", args.least = 2 }', METHOD, "'least'"),
         ('tracking.type = "mine.py:NUMBER"', "tracking.type", "it is of the type int"),
+        ('clients.sampler = "mine.py:Turns"', None, ""),
+        ('clients.sampler = "mine.py:Hasty"', SAMPLER, "its sample takes (sites, count)"),
+        (
+            'clients.sampler = "mine.py:Tracker"',
+            SAMPLER,
+            "class with sample(sites, count, history)",
+        ),
+        ('clients.sampler { type = "mine.py:Turns", args.stop = 1 }', SAMPLER, "'stop'"),
         ('filters.up = ["mine.py:Fine"]', None, ""),
         ('filters.up = ["mine.py:Tracker"]', FILTER, "functions of (values, block)"),
         (FINE + "size = -1 }]", FILTER, "size is negative"),

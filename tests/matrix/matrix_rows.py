@@ -158,6 +158,9 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "outer steps": Row(("train.script=outer.py",)),
         "offloaded": Row(("train.optimizer_state=local", "train.args={offload=true}")),
         "sampled": Row(("clients.per_round=2", "clients.count=5", "checkpoints.keep=1")),
+        "sampled by data size": Row(
+            ("clients.per_round=2", "clients.count=5", "clients.sampler=by_data_size")
+        ),
         "stopped": Row(('stop_when="accuracy >= 0.6"', "rounds=6", "patience=2")),
         # Ways of combining updates.
         "weights": Row(("aggregation.weights={site-1=3.0, site-3=0.5}",)),
