@@ -82,8 +82,6 @@ class SiteHistory:
             result: The training's result.
             seconds: Simulated seconds that the task took, by site, as far as they are known.
         """
-        if not self._is_kept:
-            return
         seconds = seconds or {}
         for site, weight, metrics in zip(result.sites, result.weights, result.metrics, strict=True):
             self.note(site, number, weight, metrics, seconds.get(site))
@@ -107,6 +105,8 @@ class SiteHistory:
             metrics: Metrics that came with the update.
             seconds: Simulated seconds that the task took; None where they are not known.
         """
+        if not self._is_kept:
+            return
         before = self._sites.get(site) or AskedSite()
         losses = (metrics[name] for name in LOSSES if name in metrics)
         self._sites[site] = AskedSite(
