@@ -67,7 +67,8 @@ def test_there_is_a_class_for_each_sampler_with_the_arguments_of_its_section():
 def test_uniform_draws_as_ever_whatever_sites_have_reported(jobs):
     job = jobs.make("", "clients.count=10", "seed=3")
     kept = SiteHistory(job)
-    kept.take(1, None)  # looks at nothing
+    kept.note("site-1", 1, 5.0, {"loss": 1.0})
+    assert kept.before(2).sites == {}
     for number in range(1, 50):
         for count in (1, 3, 9, 10):
             drawn = sampled(job.clients.sampler, SITES, count, kept.before(number))
