@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from flstream.job.aggregation_section import METHODS
@@ -67,8 +68,8 @@ def _sites(job: Job) -> Iterator[Problem]:
             yield problem
     fleet = devices.file
     if fleet is not None and fleet.sites and not devices.named:
-        for site in [site for site in sites if site not in fleet.sites][:1]:
-            allowed = "a row for each site, or sections of devices that the others draw"
+        allowed = "a row for each site, or sections of devices that the others draw"
+        for site in islice((site for site in sites if site not in fleet.sites), 1):
             yield Problem("devices.file", f"{fleet.path} has no row of {site}", allowed)
 
 

@@ -101,8 +101,27 @@ class DeviceSection(_Hardware):
     """
 
 
-class _FleetRow(_Hardware):
+_ORDINARY = DeviceSection()
+
+
+class _CsvRow(_Hardware):
     device: Annotated[str, Field(max_length=64)] | None = None
+
+
+class FleetRow(NamedTuple):
+    """Row of a file of a fleet; what it leaves out is None, and its section's.
+
+    A section that sites draw is one, too, with a share at most.
+    """
+
+    device: str | None = None
+    share: float | None = None
+    speed: float | None = None
+    up: float | None = None
+    down: float | None = None
+    latency: float | None = None
+    memory: float | None = None
+    dropout: float | None = None
 
 
 class Fleet(NamedTuple):
@@ -110,13 +129,13 @@ class Fleet(NamedTuple):
 
     Attributes:
         path: Absolute path of the file.
-        rows: Devices of the file; those of single sites that are alike are one.
-        sites: Place of each site's device in the rows; empty where sites draw a row.
+        rows: Rows that sites draw; empty where each is the device of one site.
+        sites: Rows of single sites, by the site; those that are alike are one object.
     """
 
     path: Path
-    rows: Sequence[_FleetRow]
-    sites: Mapping[str, int]
+    rows: Sequence[FleetRow]
+    sites: Mapping[str, FleetRow]
 
 
 def _fleet(value: Any, info: ValidationInfo) -> Fleet:
@@ -124,7 +143,7 @@ def _fleet(value: Any, info: ValidationInfo) -> Fleet:
     if isinstance(value, Fleet):
         return value
     path = csv_path(value, info)
-    rows, sites, places = list[_FleetRow](), dict[str, int](), dict[tuple[str, ...], int]()
+    rows, sites, known = list[FleetRow](), dict[str, FleetRow](), dict[tuple[str, ...], FleetRow]()
     for where, cells in csv_rows(path):
         site = cells.pop("site", None)
         if site == "":
@@ -135,20 +154,22 @@ def _fleet(value: Any, info: ValidationInfo) -> Fleet:
             raise ValueError(f"{where} {site} is in it twice")
         if cells.get("share") == "":
             raise ValueError(f"{where} share: {MISSING}; give each row one, or no row")
-        key = tuple(cells.values())
-        if site is None or key not in places:
-            places[key] = len(rows)
-            rows.append(read_row(_FleetRow, where, cells))
-        if site is not None:
-            sites[site] = places[key]
-    if not rows:
+        text = tuple(cells.values())
+        if text not in known:
+            row = read_row(_CsvRow, where, cells)
+            known[text] = FleetRow(**{key: getattr(row, key) for key in row.model_fields_set})
+        if site is None:
+            rows.append(known[text])
+        else:
+            sites[site] = known[text]
+    if not rows and not sites:
         raise ValueError(f"{path} has no rows; write one for each site or device")
     for problem in _share_problems(dict(enumerate(rows))):
         raise ValueError(f"{path}: {problem}")
     return Fleet(path, tuple(rows), sites)
 
 
-def _share_problems(devices: Mapping[Any, _Hardware]) -> Iterator[Problem]:
+def _share_problems(devices: Mapping[Any, DeviceSection | FleetRow]) -> Iterator[Problem]:
     """Yield the problem of shares that do not add up to 1."""
     shares = [device.share for device in devices.values() if device.share is not None]
     total = math.fsum(shares)
@@ -157,20 +178,6 @@ def _share_problems(devices: Mapping[Any, _Hardware]) -> Iterator[Problem]:
         yield Problem(f"{name}.share", MISSING, "given for all devices, or for none")
     elif shares and abs(total - 1) > _TOLERANCE:
         yield Problem("", f"shares add up to {total:.9g}", "devices with shares that add up to 1")
-
-
-class _Kinds(NamedTuple):
-    """Devices with their names: those that sites draw, then those of single sites.
-
-    Attributes:
-        devices: All devices, with what a row's section has for it.
-        ends: Sum of the shares up to each device that sites draw.
-        sites: Place of the device of a site that has a row, by the site.
-    """
-
-    devices: Sequence[tuple[str, DeviceSection]]
-    ends: Sequence[float]
-    sites: Mapping[str, int]
 
 
 class DevicesSection(Section):
@@ -204,19 +211,18 @@ class DevicesSection(Section):
     sections, the column device names one, which has what the row leaves out.
     """
 
-    _kinds: _Kinds = PrivateAttr(_Kinds((), (), {}))
+    _drawn: tuple[Sequence[FleetRow], Sequence[float]] = PrivateAttr(((), ()))
+    """Rows or sections that sites draw, and the sum of the shares up to each."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
         if problems := [*self._problems()]:
             raise RefusedValueError(*problems)
-        drawn, own, sites = [*self.named.items()], list[tuple[str, DeviceSection]](), {}
-        if self.file is not None:
-            rows = [self._named(row, self.file.path.stem) for row in self.file.rows]
-            drawn, own = (drawn, rows) if self.file.sites else (rows, [])
-            sites = {site: len(drawn) + row for site, row in self.file.sites.items()}
-        shares = (1 / len(drawn) if kind.share is None else kind.share for _, kind in drawn)
-        self._kinds = _Kinds([*drawn, *own], [*accumulate(shares)], sites)
+        rows = [FleetRow(name, section.share) for name, section in self.named.items()]
+        if self.file is not None and not self.file.sites:
+            rows = self.file.rows
+        shares = (1 / len(rows) if row.share is None else row.share for row in rows)
+        self._drawn = rows, [*accumulate(shares)]
         return self
 
     def _problems(self) -> Iterator[Problem]:
@@ -228,7 +234,7 @@ class DevicesSection(Section):
             yield from _share_problems(self.named)
         if fleet is None:
             return
-        used = {row.device for row in fleet.rows}
+        used = {row.device for row in (*fleet.rows, *fleet.sites.values())}
         for name, device in self.named.items():
             if not fleet.sites and device.share is not None:
                 yield Problem(f"{name}.share", "", "null where sites draw rows of devices.file")
@@ -239,12 +245,6 @@ class DevicesSection(Section):
             allowed = f"a file whose column device has {', '.join(self.named)}"
             yield Problem("file", f"{fleet.path} has {unknown[0]}", allowed, hint)
 
-    def _named(self, row: _FleetRow, default: str) -> tuple[str, DeviceSection]:
-        """Return a row's name and device, with its section's values for those left out."""
-        name = row.device or default
-        values = {key: getattr(row, key) for key in row.model_fields_set - {"device"}}
-        return name, self.named.get(name, DeviceSection()).model_copy(update=values)
-
     @property
     def named(self) -> Mapping[str, DeviceSection]:
         """Sections of devices, by name."""
@@ -253,7 +253,7 @@ class DevicesSection(Section):
     @property
     def is_on(self) -> bool:
         """Whether devices are given."""
-        return bool(self._kinds.devices)
+        return self.file is not None or bool(self.named)
 
     @property
     def files(self) -> Mapping[str, Fleet | AvailabilityTraces]:
@@ -270,23 +270,25 @@ class DevicesSection(Section):
             seed: Seed of the job.
             link: Link of the site, which has what the device leaves out.
         """
-        kinds = self._kinds
-        if not kinds.devices:
+        if not self.is_on:
             return SiteDevice(up=link.up, down=link.down, latency=link.latency)
-        place = kinds.sites.get(site)
-        if place is None:
-            place = bisect_right(kinds.ends, number_of("devices", seed, "device", site))
+        row = None if self.file is None else self.file.sites.get(site)
+        if row is None:
+            rows, ends = self._drawn
+            place = bisect_right(ends, number_of("devices", seed, "device", site))
             # The sum of all shares may be a little below 1.
-            place = min(place, len(kinds.ends) - 1)
-        name, section = kinds.devices[place]
+            row = rows[min(place, len(rows) - 1)]
+        section = self.named.get(row.device or "", _ORDINARY)
 
         def drawn(key: str) -> float | None:
-            return draw(getattr(section, key), _LIMITS[key], "devices", seed, key, site)
+            own = getattr(row, key)
+            quantity = getattr(section, key) if own is None else own
+            return draw(quantity, _LIMITS[key], "devices", seed, key, site)
 
         up, down, latency, memory = map(drawn, ("up", "down", "latency", "memory"))
         available: AnyAvailability | None = section.available
         return SiteDevice(
-            name,
+            name=row.device or (self.file.path.stem if self.file else ""),
             speed=drawn("speed") or 1.0,
             up=link.up if up is None else up,
             down=link.down if down is None else down,
