@@ -80,8 +80,6 @@ class SiteHistory:
             number: Number of the round.
             result: The training's result.
         """
-        if not self._is_kept:
-            return
         seconds = {site: time / NANOSECONDS for site, time in result.times.items()}
         for site, weight, metrics in zip(result.sites, result.weights, result.metrics, strict=True):
             self.note(site, number, weight, metrics, seconds.get(site))
@@ -105,6 +103,8 @@ class SiteHistory:
             metrics: Metrics that came with the update.
             seconds: Simulated seconds that the task took; None where they are not known.
         """
+        if not self._is_kept:
+            return
         before = self._sites.get(site) or AskedSite()
         losses = (metrics[name] for name in LOSSES if name in metrics)
         self._sites[site] = AskedSite(
