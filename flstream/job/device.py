@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 NANOSECONDS = 1_000_000_000
@@ -61,6 +62,7 @@ def nanoseconds(seconds: float) -> int:
     return round(exact(seconds) * NANOSECONDS)
 
 
+@lru_cache(1024)
 def exact(number: float) -> Fraction:
     """Return the decimal number that a float is written as: 0.1 is a tenth."""
     return Fraction(repr(float(number)))

@@ -37,6 +37,7 @@ class ServerContext:
         abort: Set once the run is to stop.
         picture: The picture of the run for its live view.
         programs: What each of the job's workflows does in its first round, as a dry run shows.
+        emit_later: Takes records of effects that need not be in the journal before later ones.
         evaluator: Scores models centrally; None where sites do.
         hints: Names of the hints that this process has given.
     """
@@ -50,6 +51,7 @@ class ServerContext:
     abort: AbortSignal
     picture: LivePicture
     programs: Sequence[ProgramOutline]
+    emit_later: Emit = lambda *_: None
     evaluator: Evaluator | None = None
     hints: set[str] = field(default_factory=set)
 

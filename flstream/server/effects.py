@@ -48,9 +48,11 @@ class EffectJournal:
         self,
         records: Sequence[EffectDone],
         emit: Emit,
+        emit_later: Emit,
     ) -> None:
         self._records = records
         self._emit = emit
+        self._emit_later = emit_later
         self.before_sync: Callable[[], None] = lambda: None
         self.asked = 0
         self.has_new = False
@@ -91,7 +93,8 @@ class EffectJournal:
             _check_same(record, kind, request, digest)
             return _effect(record, result_type, is_new=False)
         result, model = do(self.asked)
-        if kind not in UNSYNCED:
+        is_synced = kind not in UNSYNCED
+        if is_synced:
             self.before_sync()
         record = EffectDone(
             effect=self.asked,
@@ -104,7 +107,7 @@ class EffectJournal:
             result=encode_result(result),
         )
         halt_at("record")
-        self._emit(record)
+        (self._emit if is_synced else self._emit_later)(record)
         self.has_new = True
         return _effect(record, result_type, is_new=True)
 

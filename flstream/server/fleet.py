@@ -70,12 +70,13 @@ class Fleet:
     Attributes:
         idle: Sites that may be asked, and have no training in flight.
         in_flight: Sites with one.
+        places: The place of each site in their fixed order, from 0, by its name.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._names = job.clients.site_names
-        self._places = {name: place for place, name in enumerate(self._names)}
+        self.places = {name: place for place, name in enumerate(self._names)}
         self.idle = SiteSet(self._names)
         self.in_flight = SiteSet()
         self._benched: set[str] = set()
@@ -112,7 +113,7 @@ class Fleet:
         """The sites that may be asked, in their fixed order."""
         if not self._benched and not self._away:
             return list(self._names)
-        return [name for name in self._names if self._may_be_asked(name)]
+        return [name for name in self._names if self.may_be_asked(name)]
 
     def start(self, site: str) -> None:
         """Take in that a site has a training in flight."""
@@ -122,7 +123,7 @@ class Fleet:
     def end(self, site: str) -> None:
         """Take in that it has none any more."""
         self.in_flight.discard(site)
-        if self._may_be_asked(site):
+        if self.may_be_asked(site):
             self.idle.add(site)
 
     def bench(self, site: str) -> None:
@@ -159,7 +160,8 @@ class Fleet:
                 )
         return now
 
-    def _may_be_asked(self, site: str) -> bool:
+    def may_be_asked(self, site: str) -> bool:
+        """Return whether a site is there, and has not failed too often."""
         return site not in self._benched and site not in self._away
 
     def _note_change(self, place: int, site: str, now: int) -> None:

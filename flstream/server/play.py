@@ -103,7 +103,7 @@ def play(
     Raises:
         FlstreamError: The job failed; the message says why.
     """
-    journal = EffectJournal(records, context.emit)
+    journal = EffectJournal(records, context.emit, context.emit_later)
     store = ModelStore(context, [record.model for record in records if record.model is not None])
     effects = RunEffects(RunState(context, journal, store))
     if effects.state.private is not None:

@@ -477,12 +477,13 @@ class Run:
         """
         check_model("evaluate", model)
         every, state = self._args.evaluate_every, self._state
-        is_scored = state.context.job.is_scored_centrally or bool(state.evaluators)
-        if not every or not model.round or not is_scored:
+        if not every or not model.round:
             return None
         is_regular = model.round % every == 0
         is_last = self._is_last_stage and model.round == self._last_round
         if not (is_regular or is_last):
+            return None
+        if not (state.context.job.is_scored_centrally or state.evaluators):
             return None
         return self._effects.scoring.evaluate(model, meta, is_provisional=not is_regular)
 

@@ -85,9 +85,9 @@ class RunState:
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
+        self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
-        self._names = job.clients.site_names
         self._failures = FailureRecord(job.clients.suspend_after)
 
     @property
@@ -109,7 +109,7 @@ class RunState:
 
     def program_line(self) -> int | None:
         """Line of the workflow's file that is being run; None if that is not known."""
-        path = str(self.context.job.stages[self.stage].program_file)
+        path = self._program_path
         frame: FrameType | None = sys._getframe()
         while frame is not None and frame.f_code.co_filename != path:
             frame = frame.f_back
@@ -133,6 +133,7 @@ class RunState:
             stopping: Judges by their scores whether it goes on.
         """
         self.stage = place
+        self._program_path = str(self.context.job.stages[place].program_file)
         self.update_store.waits = UNLIMITED
         self.asked.source = self.context.job.stages[place].args.evaluate
         self.scores.begin_stage(stopping)
@@ -204,7 +205,7 @@ class RunState:
 
     def check_sites(self, method: str, names: Sequence[str]) -> None:
         """Refuse names that are no sites of the job, or that stand there twice."""
-        check_sites(method, names, self._names)
+        check_sites(method, names, self.fleet.places)
 
     def note_failures(self, sites: Iterable[str]) -> None:
         """Note sites that had no part in a task, on a record that need not be final yet."""
@@ -245,5 +246,5 @@ class RunState:
 
     def emit_live(self, *events: AnyEvent) -> None:
         """Emit events, unless what they tell of is replayed, and was told of before."""
-        if self.journal.is_live:
+        if events and self.journal.is_live:
             self.context.emit(*events)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from flstream.errors import WorkflowError
 from flstream.text import brief_names
@@ -56,11 +56,11 @@ def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int =
     return random.Random(text).getrandbits(63)
 
 
-def check_sites(method: str, names: Sequence[str], known: Sequence[str]) -> None:
+def check_sites(method: str, names: Sequence[str], known: Mapping[str, int]) -> None:
     """Refuse names that a workflow gives which are no sites of the job, or stand there twice."""
-    sites, seen = set(known), set[str]()
+    seen = set[str]()
     for name in names:
-        if name not in sites:
+        if name not in known:
             raise WorkflowError(
                 f"run.{method}() was given {name!r}, which is no site of the job; "
                 f"its sites are {brief_names(list(known))} (run.all_sites)"

@@ -36,6 +36,7 @@ class AskedKinds:
     def __init__(self) -> None:
         self.source: ScoreSource = "auto"
         self._by_site: dict[str, Collection[str]] = {}
+        self._evaluating = 0  # of these, how many ask about evaluations
         self._warned: set[str] = set()
 
     def first_kinds(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
@@ -45,7 +46,9 @@ class AskedKinds:
     def record(self, recorded: Mapping[str, Sequence[str]]) -> None:
         """Take the kinds by site from the record of an effect; a site's first one counts."""
         for site, kinds in recorded.items():
-            self._by_site.setdefault(site, kinds)
+            if site not in self._by_site:
+                self._by_site[site] = kinds
+                self._evaluating += EVALUATE in kinds
 
     def take_late(self, answers: Iterable[SiteAnswer]) -> list[str]:
         """Return the sites that ask about evaluations now, and not in their first tasks, once."""
@@ -60,7 +63,7 @@ class AskedKinds:
         """Whether the metrics of updates score the models that sites had received."""
         if self.source != "auto":
             return self.source == "received"
-        return bool(self._by_site) and not any(map(self._may_evaluate, self._by_site))
+        return bool(self._by_site) and not self._evaluating
 
     def evaluators(self, sites: Iterable[str]) -> list[str]:
         """Return the sites to send an evaluation; none where the metrics of updates are scores."""

@@ -72,8 +72,7 @@ class TrainingEffects:
         check_training(sites, min_updates, timeout)
         self._state.check_sites("train", sites)
         state, job = self._state, self._state.context.job
-        still_asked = set(state.sites)
-        names = [site for site in sites if site in still_asked]
+        names = [site for site in sites if state.fleet.may_be_asked(site)]
         least = self._least(min_updates, names)
         if not names and least:
             raise WorkflowError(
@@ -115,7 +114,7 @@ class TrainingEffects:
         state = self._state
         check_sites_and_timeout("start", [site], timeout)
         state.check_sites("start", [site])
-        if site not in state.sites:
+        if not state.fleet.may_be_asked(site):
             raise WorkflowError(
                 f"run.start() was given {site}, which failed too often and is asked no more "
                 "(clients.suspend_after); choose from run.idle"

@@ -82,6 +82,10 @@ _GOODBYE_SECONDS = 30.0
 _EXIT_SECONDS = 5.0
 
 
+# Records that wait for a later one at most.
+_MOST_LATER = 256
+
+
 class StopRequest:
     """Request of the launcher to stop: it closes its way to the server, or is gone."""
 
@@ -114,6 +118,15 @@ class Reporter:
         self._log = log
         self._launcher = launcher
         self._turn = threading.Lock()
+        self._later: list[AnyEvent] = []
+
+    def emit_later(self, *events: AnyEvent) -> None:
+        """Report events with the next ones that are reported, or with enough others."""
+        with self._turn:
+            self._later += events
+            is_enough = len(self._later) >= _MOST_LATER
+        if is_enough:
+            self.emit()
 
     def emit(self, *events: AnyEvent) -> None:
         """Report events, in order; many at once take little more time than one.
@@ -123,8 +136,10 @@ class Reporter:
         for event in events:
             if isinstance(event, ProcessReady) and event.others:
                 self.watch(event.process, event.pid, event.others)
-        recorded = [event for event in events if not isinstance(event, LiveEvent)]
         with self._turn:
+            later, self._later = self._later, []
+            events = (*later, *events)
+            recorded = [event for event in events if not isinstance(event, LiveEvent)]
             if recorded:
                 self._log.write(*recorded, durable=any(map(_is_synced, recorded)))
             try:
@@ -234,7 +249,17 @@ def _run(
             rule = rule_for(job.aggregation)
             emit = reporter.emit
             context = ServerContext(
-                job, run, pool, service, rule, emit, abort, LivePicture(emit), programs
+                job,
+                run,
+                pool,
+                service,
+                rule,
+                emit,
+                abort,
+                LivePicture(emit),
+                programs,
+                # By the virtual clock, what is lost is done again just as it was.
+                emit_later=reporter.emit_later if job.time.is_virtual else emit,
             )
             if job.is_scored_centrally:
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
