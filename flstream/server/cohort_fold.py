@@ -221,12 +221,12 @@ class CohortFold:
         """The updates that are not part of a sum yet, in order; lost ones are made again."""
         updates_left: list[CollectedUpdate] = []
         done = {answer.site for answer in self.answers} | self.refused.keys()
-        members_of: dict[SiteTraining, list[tuple[int, str]]] = {}
+        members_of: dict[int, list[tuple[int, str]]] = {}  # by identity of the training
         for place, (origin, site) in enumerate(self.to_fold.members):
             if site not in done:
-                members_of.setdefault(origin, []).append((place, site))
+                members_of.setdefault(id(origin), []).append((place, site))
         for training in self.to_fold.trainings:
-            members = members_of.get(training, [])
+            members = members_of.get(id(training), [])
             if training is self.to_fold.unread:
                 lost = [site for _, site in members if site not in training.bodies]
                 failures = self.update_store.train_again(training, lost) if lost else {}

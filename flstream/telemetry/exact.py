@@ -16,6 +16,7 @@ import numpy as np
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
+_AS_THEY_ARE = (str, bool, type(None))
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -42,6 +43,8 @@ def decode_exact(data: msgspec.Raw | bytes) -> Any:
 
 
 def _plain(value: object) -> object:
+    if type(value) in _AS_THEY_ARE:  # most values
+        return value
     match value:
         case np.generic():
             return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
