@@ -15,7 +15,7 @@ FILE = re.compile(r"^```\w+\n# ([\w.]+)\n(.*?)^```$", flags=re.MULTILINE | re.DO
 MOVING = page("moving")
 # What flstream.client has and NVFlare has not.
 OWN = {
-    *("base_model", "edit", "offloaded"),
+    *("base_model", "edit", "offloaded", "work", "deadline", "TimeLeft"),
     *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
     *(
         "proximal_term",
