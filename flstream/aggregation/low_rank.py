@@ -17,7 +17,7 @@ from flstream.aggregation.tensor_fold import GroupUpdate, TensorGroup
 from flstream.errors import UpdateRefusedError
 from flstream.job.bodies import RESIDUAL
 from flstream.model.joined import joint_name
-from flstream.model.lora import LoraPair, lora_pairs, residual_pair
+from flstream.model.lora import LoraPair, check_matrices, lora_pairs, residual_pair
 
 _ROUNDING = 2.0**-52
 
@@ -119,8 +119,10 @@ class LoraGroup(NamedTuple):
 
         Raises:
             UpdateRefusedError: An update has one of the factors alone.
+            LayoutError: The layer is no linear one.
         """
         ((layer, pair),) = lora_pairs(group.base).items()
+        check_matrices({name: group.base[name].shape for name in pair})
         for update in updates:
             if len(update.tensors) < len(pair):
                 raise UpdateRefusedError(
@@ -178,9 +180,13 @@ def residual_shapes(
         shapes: Shapes of the model's tensors.
         sites: Number of sites of a round.
         rank: Rank of the residuals; None for that of the adapter, times ``sites``.
+
+    Raises:
+        LayoutError: There is no pair of factors, or a layer is no linear one.
     """
     residuals: dict[str, tuple[int, int]] = {}
     for layer, pair in lora_pairs(shapes).items():
+        check_matrices({name: shapes[name] for name in pair})
         (own, inputs), (outputs, _) = shapes[pair.a], shapes[pair.b]
         most = min(sites * own if rank is None else rank, inputs, outputs)
         names = residual_pair(layer)

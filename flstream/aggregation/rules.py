@@ -110,7 +110,8 @@ class AggregationRule:
     def selected(self, layout: Layout) -> frozenset[str]:
         """Return the names of the tensors that are aggregated.
 
-        Those of other bodies than the model's are where the model's tensors of these names are.
+        Those of other bodies than the model's are where the model's tensors of these names are; a
+        tensor of a name that the model lacks is the server's own, and always is.
 
         Raises:
             UsageError: A pattern is found in no name; the message has the key and the pattern.
@@ -119,7 +120,9 @@ class AggregationRule:
             found_names(f"aggregation.{key}", patterns, layout, self.bodies)
             for key, patterns in (("include", self.include), ("exclude", self.exclude))
         )
-        selected = included - excluded - self.combined
+        names = layout.by_name.keys() if self.bodies else ()
+        own = {name for name in names if own_name(name, self.body_of(name)) not in names}
+        selected = ((included - excluded) | own) - self.combined
         if self.mechanism is None:
             return selected
         return frozenset(name for name in selected if layout.by_name[name].dtype in FLOATS)

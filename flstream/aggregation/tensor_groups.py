@@ -85,7 +85,7 @@ def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str
                 "tensors' names for each name of a group"
             )
         for name in members:
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise AggregationError(
                     f"{what} put the tensor {name!r} into the group {group!r}, and there is no "
                     "such tensor of real floats that is aggregated; take names of those that "
@@ -99,6 +99,25 @@ def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str
             owner[name] = group
         groups[group] = [layout.by_name[name] for name in members]
     return groups
+
+
+def named_groups(
+    code: TensorFold, layout: Layout, rule: AggregationRule
+) -> dict[str, list[TensorInfo]]:
+    """Return the tensors of each group, by name of the group.
+
+    Args:
+        code: Code that combines groups.
+        layout: Layout of the model, with the bodies beside it.
+        rule: Rule of the fold.
+
+    Raises:
+        UsageError: A pattern of the rule is found in no name.
+        AggregationError: The code failed, or its groups overlap or name other tensors.
+    """
+    selected = rule.selected(layout)
+    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
+    return _grouped(code, layout, [spec.name for spec in floats if spec.nbytes])
 
 
 def _combined(
@@ -193,8 +212,7 @@ def combined_groups(
         AggregationError: The code failed, or returned something else.
     """
     layout, selected = base.layout, rule.selected(base.layout)
-    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
-    groups = _grouped(code, layout, [spec.name for spec in floats if spec.nbytes])
+    groups = named_groups(code, layout, rule)
     names = {spec.name for specs in groups.values() for spec in specs}
     reader = _GroupReader(base, updates, rule, step, on_range)
     for name, specs in groups.items():

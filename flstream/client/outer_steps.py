@@ -276,15 +276,15 @@ class _SiteState:
         self._resets = session.current().turns.optimizer_state == "reset"
         # As the script has made them, for a site without a state.
         self._first = copy.deepcopy((optimizer.state_dict(), self._states()))
+        # Whether what these objects return was written, and could be read.
+        self._is_checked = False
 
     def restore(self, replica: State) -> _Segment | None:
         """Load the state of the last segment, but the generators'; None for a site without one."""
-        import torch
-
         path, own = self._path(), session.current()
         if not path.exists():
             return None
-        segment = _Segment(**torch.load(path, weights_only=True))
+        segment = _Segment(**_loaded(path))
         KeptTensors.of(own, _REPLICA).read_into(replica)
         self._optimizer.state.clear()  # frees the moments before others are read
         moments = None if self._resets else KeptTensors.of(own, _MOMENTS).read()
@@ -322,20 +322,30 @@ class _SiteState:
         groups = self._optimizer.state_dict()["param_groups"]
         segment = _Segment(round_number, steps, names, groups, self._states(), generators)
         torch.save(segment._asdict(), path)
-        try:  # the next segment could not read it
-            torch.load(path, weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ClientError(
-                "the state of the optimizer or of an object that was given to outer_steps() has "
-                "more than tensors and plain values; return these alone from state_dict(): "
-                f"{str(error).strip().splitlines()[0]}"
-            ) from error
+        if not self._is_checked:  # the next segment could not read it
+            _loaded(path)
+            self._is_checked = True
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._stateful.items()}
 
     def _path(self) -> Path:
         return session.current().context.state_dir / OWN_FOLDER / _REST
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """Load what torch saved, of tensors and plain values alone."""
+    import torch
+
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ClientError(
+            "the state of the optimizer or of an object that was given to outer_steps() has "
+            "more than tensors and plain values; return these alone from state_dict(): "
+            f"{str(error).strip().splitlines()[0]}"
+        ) from error
+    return state
 
 
 class _Segment(NamedTuple):

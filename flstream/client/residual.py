@@ -71,6 +71,13 @@ def check_residuals() -> None:
             )
 
 
+def adapter_scalings() -> set[float]:
+    """Return the scalings of PEFT's layers around the bases of this process."""
+    layers = [layer for base in _bases for layer in base.modules()]
+    found = [getattr(layer, "scaling", None) for layer in layers if hasattr(layer, "lora_A")]
+    return {float(value) for each in found if isinstance(each, Mapping) for value in each.values()}
+
+
 def _take() -> None:
     """Take the residuals that were received, and let each base add them."""
     global _received

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flstream.errors import LayoutError
@@ -72,6 +72,21 @@ def lora_pairs(names: Iterable[str]) -> dict[str, LoraPair]:
             "model.factory build an adapter"
         )
     return {layer: LoraPair(pair["A"], pair["B"]) for layer, pair in factors.items()}
+
+
+def check_matrices(shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse factors that are no matrices, by the shapes of factors by name.
+
+    Raises:
+        LayoutError: A factor has more or fewer dimensions than two; the message names it.
+    """
+    for name, shape in shapes.items():
+        if len(shape) != 2:
+            raise LayoutError(
+                f"tensor {name!r} has {len(shape)} dimensions, as in an adapter of a convolution, "
+                "and factors of linear layers alone are combined; take its layer out of "
+                "target_modules"
+            )
 
 
 def residual_pair(layer: str) -> LoraPair:

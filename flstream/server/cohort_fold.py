@@ -19,7 +19,7 @@ from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
 from flstream.aggregation.tensor_fold import TensorFold
-from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
+from flstream.aggregation.tensor_groups import combined_groups, named_groups, own_tensor_fold
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
@@ -124,6 +124,8 @@ class CohortFold:
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Train the sites of a training, and add updates to a sum as they come."""
+        if (code := self._code) is not None:  # wrong groups are found before anybody trains
+            named_groups(code, self._base.layout, self.rule)
         run, plan = self.update_store.begin(training, is_read=False)
         self._run = run
         if plan.group:
@@ -150,7 +152,7 @@ class CohortFold:
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
         if self._adopts:
             walk = adopt_update
-        elif self._tensors is not None or self.rule.combines_groups:
+        elif self._code is not None:
             walk = self._fold_groups
         with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
@@ -203,7 +205,8 @@ class CohortFold:
         optimization: Optimization | None,
     ) -> str:
         """Combine groups of tensors, and fold the others; return the next model's digest."""
-        code = self._tensors or own_tensor_fold(rule)
+        code = self._code
+        assert code is not None
         path = self.update_store.files(self.to_fold.trainings[0]).folder / "groups.safetensors"
         budget = self.context.job.aggregation.memory_budget
         with combined_groups(base, updates, rule, code, path, step, budget, on_range) as groups:
@@ -211,6 +214,12 @@ class CohortFold:
             return fold_updates(
                 groups.base, groups.updates, groups.rule, sink, step, on_range, optimization
             )
+
+    @property
+    def _code(self) -> TensorFold | None:
+        """The code that combines groups of tensors, a user's own rule made anew; None for none."""
+        is_own = self._tensors is None and self.rule.combines_groups
+        return own_tensor_fold(self.rule) if is_own else self._tensors
 
     def progress(self, done: int) -> None:
         """Tell how many bytes of the model are done."""

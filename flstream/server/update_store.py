@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -64,6 +64,9 @@ class UpdateStore:
         # Files that are not durable yet, by number of the training.
         self._unsynced: dict[int, tuple[UpdateFiles, Sequence[str]]] = {}
         self.waits = UNLIMITED
+        # Bytes of sites' last models and states, and the sites that were asked since that count.
+        self._counted: int | None = None
+        self._asked_since: set[str] = set()
 
     def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
         """A task for the sites of a training, and how it is spread over workers.
@@ -83,7 +86,7 @@ class UpdateStore:
             plan_disk(context.job, base.layout, len(cohort), context.programs, plan),
             context.run.path,
             number,
-            present=self._store.present_bytes(number) + self._kept_bytes(),
+            present=self._store.present_bytes(number) + self._kept_bytes(cohort),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         is_durable = is_read and not training.is_started
@@ -281,16 +284,24 @@ class UpdateStore:
         waiting = [wait.training for wait in waits if wait.until > wait.since or not wait.until]
         self._context.run.discard_updates(but=waiting)
 
-    def _kept_bytes(self) -> int:
-        """Bytes of the sites' last models and states, whose places the next ones take."""
+    def _kept_bytes(self, cohort: Collection[str]) -> int:
+        """Bytes of the sites' last models and states, whose places the next ones take.
+
+        All sites are counted again once one of the cohort has been asked since the last count, and
+        not each time: where sites start one by one, that would be the square of their number.
+        """
+        if self._counted is not None and self._asked_since.isdisjoint(cohort):
+            self._asked_since.update(cohort)
+            return self._counted
         job, run, programs = self._context.job, self._context.run, self._context.programs
-        states = 0
+        counted = 0
         if any(program.has_replicas for program in programs):
-            states = present_state_bytes(run, job.clients.site_names)
-        if not any(program.collected for program in programs):
-            return states
-        paths = [run.last_model(site) for site in job.clients.site_names]
-        return states + sum(path.stat().st_size for path in paths if path.is_file())
+            counted = present_state_bytes(run, job.clients.site_names)
+        if any(program.collected for program in programs):
+            paths = [run.last_model(site) for site in job.clients.site_names]
+            counted += sum(path.stat().st_size for path in paths if path.is_file())
+        self._counted, self._asked_since = counted, set(cohort)
+        return counted
 
     def files(self, training: SiteTraining, *, durable: bool = False) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""

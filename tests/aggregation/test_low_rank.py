@@ -174,6 +174,11 @@ def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer(
     assert residual_shapes(shapes, 3, None) == {residual_a: (12, 20), residual_b: (30, 12)}
     assert residual_shapes(shapes, 9, None)[residual_a] == (20, 20)
     assert residual_shapes(shapes, 9, 7)[residual_b] == (30, 7)
+    with pytest.raises(LayoutError, match=r"'fc.lora_A.weight' has 4 dimensions, as in .* convol"):
+        residual_shapes({**shapes, A: (4, 20, 3, 3)}, 2, None)
+    of_convolution = {A: np.ones((1, 2, 3, 3)), B: np.ones((2, 1, 1, 1))}
+    with pytest.raises(LayoutError, match=r"take its layer out of target_modules"):
+        combined(HLoRA(), of_convolution, [of_convolution], [1.0])
 
 
 def test_threads_of_torch_are_as_before():

@@ -193,6 +193,7 @@ ZEROS = np.zeros((2, 3)), np.zeros((5, 2))
         ({"a": "a.A"}, None, r"returned 'a.A' for the group 'a'; return a list"),
         ({"a": []}, None, r"returned \[\] for the group 'a'"),
         ({"a": ["c.A"]}, None, r"put the tensor 'c.A' into the group 'a', and there is no such"),
+        ({"a": [["a.A"]]}, None, r"put the tensor \['a.A'\] into the group 'a', and there is no"),
         ({"a": ["count"]}, None, r"'count' into the group 'a', .* take names of those that it was"),
         ({"a": ["phase"]}, None, r"there is no such tensor of real floats"),
         ({**PAIR, "b": ["a.B"]}, None, r"'a.B' into the groups 'a' and 'b'; put each tensor into"),

@@ -6,7 +6,7 @@ import pytest
 from training_scripts import of_kind
 
 from flstream.inspection.export import export
-from flstream.telemetry.events import SiteLog
+from flstream.telemetry.events import SiteLog, SiteUpdate
 
 MODEL = """
 import torch
@@ -24,8 +24,9 @@ def base():
     return GPT2LMHeadModel(GPT2Config(**SIZE, bos_token_id=0, eos_token_id=0))
 
 
-def build(rank):
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, fan_in_fan_out=True, target_modules=LAYERS)
+def build(rank, alpha=None):
+    alpha = alpha or 2 * rank
+    config = LoraConfig(r=rank, lora_alpha=alpha, fan_in_fan_out=True, target_modules=LAYERS)
     return get_peft_model(flare.base_model(), config)
 
 
@@ -62,6 +63,7 @@ while flare.is_running():
     flare.send(flare.FLModel(params=params, meta={"num_examples": 1 + info["site_index"]}))
 """
 UNEQUAL = "clients.args={site-1 {rank=4}, site-2 {rank=8}, site-3 {rank=16}}"
+UNEQUAL_8 = ["clients.args={site-2 {rank=8}}"]
 HOW = ["clients.count=3", 'model.base="model:base"', "model.args.rank=16", "rounds=3"]
 
 
@@ -113,10 +115,23 @@ def test_an_adapter_and_its_residual_open_in_peft_as_sites_scored_them(
     [
         ("flare.to_rank(model.params, rank)", "flare.to_rank(model.params, 0)", "the rank 0"),
         ("flare.to_rank(model.params, rank)", "flare.to_rank({}, 1)", "no LoRA factors"),
+        ("net, tokens = build(rank)", "net, tokens = build(rank, 32)", "of its factors by 4 (lora"),
     ],
 )
 def test_a_mistake_with_ranks_is_the_sentence_of_its_site(jobs, before, after, sentence):
     script = SCRIPT.replace(before, after)
-    run = jobs.run(script, *HOW, "rounds=1", "workflow.type=hlora", model=MODEL)
+    how = [*HOW, *UNEQUAL_8, "rounds=1", "workflow.type=hlora"]
+    run = jobs.run(script, *how, model=MODEL)
     assert run.summary.status == "failed"
     assert sentence in run.summary.error
+
+
+def test_fedex_folds_with_patterns_of_the_factors_alone(jobs):
+    how = [*HOW, "rounds=1", "workflow.type=fedex"]
+    whole = jobs.run(SCRIPT, *how, model=MODEL)
+    run = jobs.run(SCRIPT, *how, "aggregation.include=[lora_]", model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    assert run.summary.model.digest == whole.summary.model.digest
+    half = jobs.run(SCRIPT, *how, "aggregation.exclude=[lora_A]", model=MODEL)
+    assert "aggregate both (aggregation.include)" in half.summary.error
+    assert not of_kind(half, SiteUpdate)
