@@ -54,6 +54,8 @@ class DiskPlan:
         replicas: Number of models in the states of sites that train on with a model and an
             optimizer of their own; each counts as one model.
         combined: Size in bytes of the file with tensors that are combined in groups, 0 for none.
+        bases: Most models of earlier rounds that sites still train from, where these would not be
+            kept otherwise; each counts as one model.
     """
 
     rounds: int
@@ -66,6 +68,7 @@ class DiskPlan:
     site_models: int = 0
     replicas: int = 0
     combined: int = 0
+    bases: int = 0
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -80,6 +83,7 @@ class DiskPlan:
             "the sum of updates and its successor": 2 * self.partial_sum,
             "tensors combined in groups": self.combined,
             "models as sites received them": self.received * self.model,
+            _counted(self.bases, "model") + " that sites train from": self.bases * self.model,
             _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
             _counted(self.replicas, "model") + " in sites' states": self.replicas * self.model,
         }
@@ -87,7 +91,7 @@ class DiskPlan:
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
-        passing = self.updates + self.received + self.site_models + self.replicas
+        passing = self.updates + self.received + self.site_models + self.replicas + self.bases
         passing *= self.model
         passing += 2 * self.partial_sum + self.combined
         return max(0, room - passing) // (self.model + self.optimizer_state)

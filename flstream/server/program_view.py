@@ -202,6 +202,8 @@ class ProgramOutline(msgspec.Struct):
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
         combines: Whether its folds combine groups of whole tensors.
+        in_flight: Most trainings that are in flight at a time.
+        waiting: Most trainings whose updates may wait at a time, those in flight too.
         own: Functions of the shapes of those that are the server's own, by name; of a user's own
             workflow they are not known.
         moments: Names of the values that its own step of the server keeps for each number.
@@ -224,6 +226,8 @@ class ProgramOutline(msgspec.Struct):
     has_replicas: bool = False
     parts: list[tuple[int, dict[str, list[Any]]]] = []
     combines: bool = False
+    in_flight: int = 0
+    waiting: int = 0
     misfit: str = ""
     flaw: str = ""
 

@@ -21,6 +21,8 @@ _TINY_BYTES = 1 << 20
 _TASK_BYTES = 4 << 20
 _MEMORY_BYTES = 16 << 20
 _MOST_SITES = 64
+RECORD_BYTES = 64 << 10
+"""Most bytes of a model whose started trainings leave their updates in the journal."""
 
 
 class TaskPlan(NamedTuple):
@@ -136,6 +138,10 @@ def plan_disk(
     if plan.group:
         waiting = 2 * plan.group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
+    # Updates of trainings that were started: small ones lie in the journal.
+    if layout.nbytes > RECORD_BYTES:
+        waiting = max(waiting, *(program.waiting for program in programs), 0)
+    in_flight = max((program.in_flight for program in programs), default=0)
     states = [state_layout(step, layout, rule).nbytes for step in moments]
     # Each site's, and the one that takes the place of an earlier one.
     of_sites = job.clients.count + 1 if any(program.collected for program in programs) else 0
@@ -151,6 +157,7 @@ def plan_disk(
         site_models=of_sites,
         replicas=_replicas(job, programs),
         combined=layout.nbytes if plan.combines else 0,
+        bases=0 if job.checkpoints.keep == "all" else in_flight,
     )
 
 

@@ -24,7 +24,7 @@ from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
 from flstream.server.simulated_clock import GroupTimes, TaskTimes
 from flstream.server.stored_model import UnsoundModelError
-from flstream.server.task_plan import TaskPlan, plan_disk, plan_task
+from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.training import KeptUpdates, SiteTraining, UpdateWait
@@ -32,9 +32,6 @@ from flstream.server.update_files import UpdateFiles
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
-
-# Updates of started trainings up to here lie in the journal.
-_RECORD_BYTES = 64 << 10
 
 
 class UpdateStore:
@@ -82,8 +79,11 @@ class UpdateStore:
         plan = self._plan(training, is_read=is_read)
         base, number = self._store.joined(training.base), training.round
         training.collector.check_size()
+        disk = plan_disk(context.job, base.layout, len(cohort), context.programs, plan)
+        if training.is_started:  # what others need is there, or was checked as they were started
+            disk = dataclasses.replace(disk, updates=len(cohort), bases=0)
         check_round(
-            plan_disk(context.job, base.layout, len(cohort), context.programs, plan),
+            disk,
             context.run.path,
             number,
             present=self._store.present_bytes(number) + self._kept_bytes(cohort),
@@ -116,7 +116,7 @@ class UpdateStore:
     def small_batch(self, training: SiteTraining, in_flight: int) -> int:
         """How many trainings like a started one a worker may have in one task; 0 for it alone."""
         layout = self._store.joined(training.base).layout
-        if training.parts is not None or layout.nbytes > _RECORD_BYTES:
+        if training.parts is not None or layout.nbytes > RECORD_BYTES:
             return 0
         plan = plan_task(self._context.job, layout, in_flight, is_read=True)
         return plan.sites if plan.is_inline else 0

@@ -56,6 +56,7 @@ class _DryJournal:
         self._key_metric, self._every = job.key_metric, stage.args.evaluate_every
         self._evaluate = "evaluate at the server" if job.is_scored_centrally else "evaluate"
         self._started: dict[int, list[str]] = {}  # sites, by number of the effect
+        self._answered = 0  # of those, how many have answered since the last model was made
         self._models: dict[int, int] = {}  # how many there are, by round
 
     def once(
@@ -79,17 +80,21 @@ class _DryJournal:
             case "start":
                 outline.trained += 1
                 self._started[self.asked], result = sites, arguments["model"][0]
+                outline.in_flight = max(outline.in_flight, len(self._started))
+                outline.waiting = max(outline.waiting, len(self._started) + self._answered)
                 self._add("start")
             case "next":
                 outline.reads = True
                 number = next(iter(self._started))
                 sites = self._started.pop(number)
+                self._answered += 1
                 result = NextResult(number, sites[0], _trained(sites))
                 self._add("next")
             case "fold" | "adopt":
                 unread = [update for update in arguments["updates"] if isinstance(update, dict)]
                 train = self._train(unread[0]["sites"]) if unread else None
                 result = FoldResult({}, {}, {}, 0.0, 0.0, Transfer(), [], train=train)
+                self._answered = 0
                 step = self._models.get(round_number, 0)
                 self._models[round_number] = step + 1
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
