@@ -81,7 +81,7 @@ def curve_chart(
     if not math.isfinite(high):
         low, high = 0.0, 1.0
     high = max(high, 1.0) if y == "bytes" else high
-    begin = 0.0 if x == "seconds" else float(places.min())
+    begin = 0.0 if x in ("seconds", "bytes") else float(places.min())
     frame = _Frame((begin, float(places.max())), x, (min(low, high), high), y)
     parts = [frame.axes(x_title)]
     for mark in marks:
@@ -99,7 +99,8 @@ def curve_chart(
     label = printable(title)
     svg = (
         f'<svg class="chart" role="img" aria-label="{escape(label)}" '
-        f'data-x="{x_title.partition(",")[0]}" data-y="{frame.unit}" '
+        f'data-x="{x_title.partition(",")[0]}" data-x-unit="{frame.x_unit}" '
+        f'data-y="{frame.unit}" '
         f'viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}">{"".join(parts)}</svg>'
     )
     return Chart(label, svg, legend)
@@ -143,14 +144,14 @@ class _Frame:
             ys = ys[0] - (apart if y == "metric" else 0.0), ys[1] + apart
         if xs[0] == xs[1]:
             xs = xs[0] - 0.5, xs[1] + 0.5
-        self._ys, self._xs = _ticks(*ys, y, 6 if y == "metric" else 4), _ticks(*xs, x, 5)
+        self._ys = ticks(*ys, y, 6 if y == "metric" else 4)
+        self._xs = ticks(*xs, x, 3 if x == "bytes" else 5)
         self._low, self._high = min(ys[0], self._ys[0][0]), max(ys[1], self._ys[-1][0])
         self._left = max(len(text) for _, text in self._ys) * _LETTER + 8
         self._begin, self._end = xs
-        self._size, self.unit = 1.0, "s" if y == "seconds" else ""  # of a path's numbers
-        if y == "bytes":
-            power = min(int(math.log2(self._high) // 10), 4)
-            self._size, self.unit = 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+        # Those of a path's numbers.
+        self._size, self.unit = _size_of(self._high, y)
+        self._x_size, self.x_unit = _size_of(self._end, x)
         # Enough for neighbouring pixels to differ, and for a table's digits.
         steps = max(abs(self._low), abs(self._high)) / (self._high - self._low)
         self._digits = min(4 + math.ceil(math.log10(steps)), 15)
@@ -158,13 +159,14 @@ class _Frame:
     @property
     def transform(self) -> str:
         """Transform that puts points of paths into the chart."""
-        right, down = self.x(self._begin + 1) - self.x(self._begin), self.y(0) - self.y(self._size)
+        right = self.x(self._begin + self._x_size) - self.x(self._begin)
+        down = self.y(0) - self.y(self._size)
         return f"matrix({right:.9g} 0 0 {-down:.9g} {self.x(0):.9g} {self.y(0):.9g})"
 
     def points(self, places: np.ndarray, values: np.ndarray) -> list[str]:
         """Return points of a path as text, in the units of the axes."""
         return [
-            f"{place:.7g} {value / self._size:.{self._digits}g}"
+            f"{place / self._x_size:.7g} {value / self._size:.{self._digits}g}"
             for place, value in zip(places, values, strict=True)
         ]
 
@@ -194,7 +196,15 @@ class _Frame:
         return "".join(parts)
 
 
-def _ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float, str]]:
+def _size_of(high: float, unit: Unit) -> tuple[float, str]:
+    """Return the size of an axis' unit and its name, by the highest value."""
+    if unit != "bytes":
+        return 1.0, "s" if unit == "seconds" else ""
+    power = min(int(math.log2(max(high, 1.0)) // 10), 4)
+    return 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
+
+
+def ticks(low: float, high: float, unit: Unit, count: int) -> list[tuple[float, str]]:
     """Return the labelled values of an axis, with labels.
 
     Those of bytes and seconds begin and end the axis, the others lie within.

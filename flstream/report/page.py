@@ -21,11 +21,13 @@ from flstream.errors import SimulationError, UsageError
 from flstream.job.keys import which_key
 from flstream.report import run_charts as charts
 from flstream.report import views
+from flstream.report.metric_axes import axes_of, seconds_to_best, simulated_seconds
 from flstream.report.metrics import UNSCORED, last_values, metrics_of
 from flstream.report.run_record import RunRecord, read_run
-from flstream.report.site_errors import failures_title
+from flstream.report.site_errors import error_lists
 from flstream.report.table import Link, format_cell
 from flstream.report.text import counted, format_epsilon, format_metric, path_labels
+from flstream.report.timeline import timeline
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
 from flstream.text import brief_names, natural_key, printable
@@ -178,6 +180,7 @@ def run_page(
         groups=groups,
         drawn=sum(bool(group.color) for group in groups),
         over=", ".join(charts.varying_keys(runs, groups)) or "nothing",
+        axes=axes_of(runs),
         has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
@@ -201,13 +204,16 @@ def _comparison_csv(runs: Sequence[RunRecord]) -> str:
     A setting that a run does not have is empty.
     """
     keys, metrics = charts.differing_keys(runs), metrics_of([run.summary for run in runs])
+    times = {"simulated_seconds": simulated_seconds, "simulated_seconds_to_best": seconds_to_best}
+    times = times if any(simulated_seconds(run) is not None for run in runs) else {}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["run", *keys, *_CSV_FACTS, *(metric.title for metric in metrics)])
+    writer.writerow(["run", *keys, *_CSV_FACTS, *times, *(metric.title for metric in metrics)])
     for run in runs:
         summary, last = run.summary, last_values(run.summary)
         best = "" if summary.best is None else summary.best.value
         facts = [run.status, summary.rounds_completed, best, run.seconds, summary.model.digest]
+        facts += [take(run) for take in times.values()]
         scores = [last.get(metric, "") for metric in metrics]
         values = [run.values.get(key, "").strip('"') for key in keys]
         writer.writerow([str(run.path), *values, *facts, *scores])
@@ -313,5 +319,5 @@ def environment() -> jinja2.Environment:
     for text in (printable, counted, brief_names, format_cell, *formats):
         environment.filters[text.__name__] = text
     environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
-    environment.globals["failures_title"] = failures_title
+    environment.globals |= {"error_lists": error_lists, "timeline": timeline}
     return environment

@@ -29,7 +29,8 @@ from flstream.report.drawing import (
     curve_chart,
 )
 from flstream.report.memory_curves import HELPERS
-from flstream.report.metrics import Metric, metrics_of, order_metrics, values_by_round
+from flstream.report.metric_axes import ROUNDS, MetricAxis, on_common_places, places_on
+from flstream.report.metrics import Metric, metrics_of, order_metrics
 from flstream.report.run_record import RunRecord
 from flstream.report.text import counted, elide, path_labels
 from flstream.runs.history import PHASES
@@ -168,21 +169,31 @@ def varying_keys(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[
     return [*short_keys(dict.fromkeys(key for keys in varying for key in keys)).values()]
 
 
-def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[Chart]:
-    """Draw a chart for each metric: a line for each run, or the mean and spread of a group."""
+def metric_charts(
+    runs: Sequence[RunRecord], groups: Sequence[RunGroup], axis: MetricAxis = ROUNDS
+) -> list[Chart]:
+    """Draw a chart for each metric: a line for each run, or the mean and spread of a group.
+
+    Over anything but rounds, a mean is drawn as far as all runs of its group have come.
+    """
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
-    rounds = [values_by_round(run.summary) for run in runs]
+    rounds = [run.metrics for run in runs]
     drawn = [group for group in groups if group.color]
+    places_of = [places_on(axis, run) for run in runs]
 
     def points(index: int, metric: Metric) -> tuple[Values, Values]:
         values = {number: row[metric] for number, row in rounds[index].items() if metric in row}
+        if (places := places_of[index]) is not None:
+            values = {number: value for number, value in values.items() if number in places}
+            return [places[number] for number in values], list(values.values())
         return list(values), list(values.values())
 
     def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
         lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
         color, name = group.color, elide(group.label, _LABEL)
-        if len(lines) > 1:
-            places, means, _, _, deviations = band_of(lines)
+        shared = on_common_places(lines) if axis != ROUNDS and len(lines) > 1 else lines
+        if len(lines) > 1 and len(shared[0][0]):
+            places, means, _, _, deviations = band_of(shared)
             prefix = f"{name}, " if len(runs) > len(group.runs) else ""
             label, sd = f"{prefix}mean of {counted(len(lines), 'run')}", "\N{PLUS-MINUS SIGN} sd"
             low, high, legend = means - deviations, means + deviations, "" if place else sd
@@ -191,22 +202,25 @@ def metric_charts(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list
             return [band, *thin, Curve(label, places, means, color)]
         best = runs[group.runs[0]].summary.best
         is_key = best is not None and metric == ("", best.metric)
-        mark = best.round if best is not None and is_key else None
+        mark: float | None = best.round if best is not None and is_key else None
+        if mark is not None and (own := places_of[group.runs[0]]) is not None:
+            mark = own.get(int(mark))
         # Lower lines are thicker, so that those of equal runs are all visible.
         width = 1.8 + 1.4 * min(len(drawn) - 1 - place, 3)
         label = name if len(runs) > 1 else ""
-        return [Curve(label, *line, color, width, best=mark) for line in lines]
+        return [
+            Curve("" if at else label, *line, color, width, best=mark)
+            for at, line in enumerate(lines)
+        ]
 
-    return [
-        curve_chart(
-            metric.title,
-            [curve for place, group in enumerate(drawn) for curve in curves(metric, group, place)],
-            "count",
-            "metric",
-            x_title="round",
-        )
-        for metric in metrics
-    ]
+    over = f" over {axis.words}" if axis != ROUNDS else ""
+    charts = []
+    for metric in metrics:
+        own = [curve for place, group in enumerate(drawn) for curve in curves(metric, group, place)]
+        if own:
+            title = f"{metric.title}{over}"
+            charts.append(curve_chart(title, own, axis.unit, "metric", x_title=axis.title))
+    return charts
 
 
 def site_charts(run: RunRecord) -> list[Chart]:

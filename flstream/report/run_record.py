@@ -22,6 +22,7 @@ from flstream.job.hocon import read_hocon
 from flstream.job.keys import keys_in, leaves
 from flstream.job.values import render_value
 from flstream.report.memory_curves import HELPERS, MemoryCurves, RunningClock, read_memory
+from flstream.report.metrics import Metric, values_by_round
 from flstream.report.site_errors import SiteError, site_errors
 from flstream.report.text import counted
 from flstream.runs.history import History
@@ -118,6 +119,11 @@ class RunRecord:
     def values(self) -> Mapping[str, str]:
         """Values of the settings, as HOCON."""
         return {key: setting.value for key, setting in self.settings.items()}
+
+    @cached_property
+    def metrics(self) -> Mapping[int, Mapping[Metric, float]]:
+        """Finite metrics of each round by its number."""
+        return values_by_round(self.summary)
 
     @property
     def over_idle(self) -> Mapping[str, np.ndarray]:
@@ -233,7 +239,7 @@ def _with_sections(key: str) -> Iterator[str]:
 
 
 def _read_journal(run: RunDirectory, notes: list[str]) -> tuple[History, LoggedValues]:
-    history, logged = History(), LoggedValues()
+    history, logged = History(keeps_times=True), LoggedValues()
     journal = Journal(run.events, tolerant=True)
     for event in journal:
         history.apply(event)

@@ -19,7 +19,7 @@ from flstream.report import views
 from flstream.report.console import LABEL_WIDTH, error_console, print_facts, print_tables
 from flstream.report.live.view import watching
 from flstream.report.metrics import UNSCORED, last_scored
-from flstream.report.site_errors import failures_title, site_errors
+from flstream.report.site_errors import error_lists, site_errors
 from flstream.report.table import STATE_STYLES
 from flstream.report.text import (
     counted,
@@ -180,14 +180,14 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
 
 def _print_failures(console: Console, failures: Sequence[SiteFailure]) -> None:
     """Print errors of sites as sentences, since reasons are long."""
-    errors = site_errors(failures)
-    sentences = [f"{error.who}: {printable(error.reason)}" for error in errors[:_MOST_ERRORS]]
-    if (more := len(errors) - _MOST_ERRORS) > 0:
-        sentences.append(f"... and {more:,} more errors")
-    console.print()
-    console.print(Text(failures_title(failures), style="bold"))
-    for line in wrapped(sentences, console.width, _MOST_REASON_LINES):
-        console.print(Text(line))
+    for title, errors in error_lists(site_errors(failures), failures):
+        sentences = [f"{error.who}: {printable(error.reason)}" for error in errors[:_MOST_ERRORS]]
+        if (more := len(errors) - _MOST_ERRORS) > 0:
+            sentences.append(f"... and {more:,} more errors")
+        console.print()
+        console.print(Text(title, style="bold"))
+        for line in wrapped(sentences, console.width, _MOST_REASON_LINES):
+            console.print(Text(line))
 
 
 def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
@@ -204,7 +204,10 @@ def _facts(summary: Summary, run: RunDirectory) -> Iterator[tuple[str, Text]]:
         yield "privacy", Text(privacy_words(summary.privacy))
     ended = Text(summary.status, style=STATE_STYLES.get(summary.status, ""))
     rounds = counted(summary.rounds_completed, "round")
-    yield "status", ended.append(f" after {rounds}, {format_seconds(summary.wall_seconds)}", "none")
+    times = format_seconds(summary.wall_seconds)
+    if isinstance(summary.simulated_seconds, float):
+        times += f", {format_seconds(summary.simulated_seconds)} simulated"
+    yield "status", ended.append(f" after {rounds}, {times}", "none")
     if summary.ended_early is not None:
         yield "ended early", Text(printable(summary.ended_early))
     if summary.benched:

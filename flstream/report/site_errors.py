@@ -1,4 +1,4 @@
-"""Distinct errors of a run's sites, with tracebacks from the sites' logs."""
+"""Distinct errors and absences of a run's sites, with tracebacks from the sites' logs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flstream.report.text import counted
 from flstream.runs.run_directory import RunDirectory
+from flstream.runs.simulated_times import Absence, absence
 from flstream.runs.summary import SiteFailure
 from flstream.text import brief_names, printable, shortened
 
@@ -22,26 +23,42 @@ _WITH_CAUSES = re.compile(rf"(?:{_ONE}\n\n(?:The above exc|During handl).*\n\n)*
 
 
 class SiteError(NamedTuple):
-    """Error that sites failed with."""
+    """Error that sites failed with, or another reason why they had no part in a round."""
 
     reason: str  # of the failures
     sites: Sequence[str]  # names of the failed sites, in order of their first failures
     times: int  # how often they failed
     last_round: int  # round of the last failure
     traceback: str  # of the last failure, from the log of a site; empty without
+    kind: Absence = "failed"
 
     @property
     def who(self) -> str:
         """Sites of the error, and how often they failed: ``site-1: 2 times, last in round 3``."""
         times = counted(self.times, "time")
+        times = times if self.kind == "failed" else f"{self.kind} {times}"
         return f"{brief_names(self.sites)}: {times}, last in round {self.last_round}"
 
 
-def failures_title(failures: Sequence[SiteFailure]) -> str:
-    """Return the title of a list of errors."""
-    sites = counted(len({failure.site for failure in failures}), "site")
-    times = counted(len(failures), "time")
-    return f"Failures ({sites}, {times}; summary.json has each reason)"
+class ErrorList(NamedTuple):
+    """Errors below a title."""
+
+    title: str
+    errors: Sequence[SiteError]
+
+
+def error_lists(errors: Sequence[SiteError], failures: Sequence[SiteFailure]) -> list[ErrorList]:
+    """Return the list of errors, and that of sites that were not waited for or left, if any."""
+    lists = []
+    for title, is_late in (("Failures", False), ("Late or away, not failed", True)):
+        own = [failure.site for failure in failures if failure.late == is_late]
+        if own:
+            sites, times = counted(len(set(own)), "site"), counted(len(own), "time")
+            title += f" ({sites}, {times}; summary.json has each reason)"
+            lists.append(
+                ErrorList(title, [it for it in errors if (it.kind != "failed") == is_late])
+            )
+    return lists
 
 
 def site_errors(
@@ -53,18 +70,19 @@ def site_errors(
         failures: The failures, in order.
         run: Run directory whose logs have tracebacks; None to leave these out.
     """
-    by_reason: dict[str, list[SiteFailure]] = {}
+    by_reason: dict[tuple[str, Absence], list[SiteFailure]] = {}
     for failure in failures:
-        by_reason.setdefault(failure.reason, []).append(failure)
+        kind = absence(failure.reason, is_late=failure.late)
+        by_reason.setdefault((failure.reason, kind), []).append(failure)
     errors: list[SiteError] = []
-    for reason, alike in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+    for (reason, kind), alike in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         sites = list(dict.fromkeys(failure.site for failure in alike))
         text = ""
-        if run is not None and len(errors) < _MOST_TRACEBACKS:
+        if run is not None and kind == "failed" and len(errors) < _MOST_TRACEBACKS:
             latest = dict.fromkeys(failure.site for failure in reversed(alike))
             texts = (_traceback(run, site, reason) for site in list(latest)[:_MOST_LOGS])
             text = next(filter(None, texts), "")
-        errors.append(SiteError(reason, sites, len(alike), alike[-1].round, text))
+        errors.append(SiteError(reason, sites, len(alike), alike[-1].round, text, kind))
     return errors
 
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 from statistics import mean, median_low, stdev
 from typing import TYPE_CHECKING, Any
 
+from flstream.job.device import NANOSECONDS
+from flstream.report.metric_axes import seconds_to_best, simulated_seconds
 from flstream.report.metrics import Metric, last_values, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
 from flstream.report.text import clip, counted, format_epsilon, pieces
 from flstream.runs.history import PHASES, SiteRecord
+from flstream.runs.simulated_times import SimulatedTimes, SiteTimes
 from flstream.runs.summary import RoundSummary, Summary
 from flstream.telemetry.events import EVALUATOR
 from flstream.text import brief_names, natural_key
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from flstream.report.run_charts import RunGroup
 
 _MOST_COLUMNS = 60  # labels or models that have a column
+_MOST_SITES, _FIRST_SITES = 60, 45
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 
@@ -44,6 +48,7 @@ def rounds_table(
     # The first metric and the seconds of a round stay longest on a narrow terminal.
     columns = [
         *(Column(m.title, "metric", 6 * bool(at), metric_of(m)) for at, m in enumerate(metrics)),
+        Column("simulated", "duration", 1, lambda row: row.simulated_seconds or None),
         Column("epsilon", "name", 1, lambda row: row.privacy and format_epsilon(row.privacy)),
         Column("clipping norm", "number", 6, lambda row: row.privacy and row.privacy.clip_norm),
         Column("clipped", "share", 6, lambda row: row.privacy and row.privacy.clipped),
@@ -139,29 +144,54 @@ def nodes_table(summary: Summary) -> Table:
     return Table.of(Column("node", "name"), items, columns, "Nodes")
 
 
-def sites_table(sites: Mapping[str, SiteRecord]) -> Table:
+def sites_table(sites: Mapping[str, SiteRecord], times: SimulatedTimes | None = None) -> Table:
     """Return the table of sites: the most failed, then the longest trained."""
     whole = sum(site.weight for site in sites.values()) or 1.0
+
+    known = {} if times is None else times.sites
+    has_late = any(site.late for site in sites.values())
+    has_stale = any(site.stale for site in known.values())
+
+    def simulated(take: Callable[[SiteTimes], float | None]) -> Callable[[SiteRecord], Any]:
+        return lambda site: take(known[site.name]) if site.name in known else None
+
     columns = [
         Column("updates", "count", 0, "updates"),
+        Column("trainings", "count", 1, simulated(lambda site: site.trainings)),
+        Column("simulated", "duration", 1, simulated(lambda site: site.busy / NANOSECONDS)),
+        Column("stale", "count", 1, simulated(lambda site: site.stale if has_stale else None)),
         Column("train", "seconds", 1, "trains"),
         Column("slowest", "seconds", 2, "slowest"),
         Column("download", "seconds", 3, "downloads"),
-        Column("failures", "count", 1, "failures"),
+        Column("failures", "count", 1, lambda site: site.failures - site.late),
+        Column("late or away", "count", 1, lambda site: site.late if has_late else None),
         Column("weight", "number", 4, "weight"),
         Column("share", "share", 5, lambda site: site.weight / whole),
     ]
     by_urgency = sorted(
         sites.values(),
-        key=lambda it: (not it.is_suspended, -it.failures, -it.slowest, natural_key(it.name)),
+        key=lambda it: (
+            not it.is_suspended,
+            it.late - it.failures,
+            -it.late,
+            -it.slowest,
+            natural_key(it.name),
+        ),
     )
-    items = ((site.name + " (asked no more)" * site.is_suspended, site) for site in by_urgency)
-    failed = sum(bool(site.failures) for site in sites.values())
+    shown, hidden = by_urgency, max(len(by_urgency) - _MOST_SITES, 0)
+    if hidden:
+        shown = by_urgency[:_FIRST_SITES] + by_urgency[_FIRST_SITES - _MOST_SITES :]
+    items = ((site.name + " (asked no more)" * site.is_suspended, site) for site in shown)
+    failed = sum(site.failures > site.late for site in sites.values())
     title = f"{counted(len(sites), 'site')}, of which {failed:,} failed at least once (in seconds)"
-    first, shown = Column("site", "name"), (45, 15, 60)
-    return Table.of(
-        first, items, columns, title, lambda site: "bad" if site.failures else "", shown
+    first = Column("site", "name")
+    table = Table.of(
+        first, items, columns, title, lambda it: "bad" if it.failures > it.late else ""
     )
+    if not hidden:
+        return table
+    rows = [*table.rows[:_FIRST_SITES], Gap(hidden), *table.rows[_FIRST_SITES:]]
+    return replace(table, rows=rows)
 
 
 def seconds_table(run: RunRecord, colors: Mapping[str, str]) -> Table:
@@ -220,6 +250,7 @@ def comparison_table(
         return lambda run: last_of[run.path].get(metric)
 
     columns = [column for column in _RUN_COLUMNS if column.head not in ("job", "of")]
+    columns += _TIME_COLUMNS
     columns += [
         Column(f"last {metric.title}", "metric", 3, last(metric))
         for metric in metrics_of([run.summary for run in runs])
@@ -241,6 +272,10 @@ _RUN_COLUMNS = [
     Column("in round", "count", 2, lambda run: run.summary.best and run.summary.best.round),
     Column("time", "duration", 1, "seconds"),
 ]
+_TIME_COLUMNS = [
+    Column("simulated time", "duration", 1, simulated_seconds),
+    Column("simulated to best", "duration", 2, seconds_to_best),
+]
 _COST_COLUMNS = [
     Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
     Column("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
@@ -259,12 +294,20 @@ def groups_table(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> Table
     columns = [Column("group", "name"), Column("runs", "count")]
     for title in ("best", *(f"last {metric.title}" for metric in metrics)):
         columns += [Column(title, "metric", 1), Column(f"{title}, spread", "metric", 3)]
+    times = [(simulated_seconds(run), seconds_to_best(run)) for run in runs]
+    has_times = any(seconds is not None for seconds, _ in times)
+    if has_times:
+        for column in _TIME_COLUMNS:
+            columns += [column, column._replace(head=f"{column.head}, spread")]
     rows = []
     for group in groups:
         scores = [
             [best.value for at in group.runs if (best := runs[at].summary.best) is not None],
             *([last[at][metric] for at in group.runs if metric in last[at]] for metric in metrics),
         ]
+        for place in range(2 * has_times):
+            known = (times[at][place] for at in group.runs)
+            scores.append([seconds for seconds in known if seconds is not None])
         cells: list[Any] = [group.label, len(group.runs)]
         for values in scores:
             cells += [mean(values) if values else None, stdev(values) if values[1:] else None]

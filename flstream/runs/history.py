@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from flstream.runs.best import BestEvaluation, BestRound
+from flstream.runs.simulated_times import SimulatedTimes
 from flstream.runs.site_scores import Columns, packed
 from flstream.telemetry.events import (
     EVALUATOR,
@@ -104,6 +105,7 @@ class SiteRecord(msgspec.Struct):
         trains: Seconds of its training, in all, if it has a process of its own.
         slowest: Seconds of its slowest training.
         failures: Rounds in which it had no part.
+        late: Rounds of these that merely went on without it, or in which its device left.
         is_suspended: Whether it is asked no more.
     """
 
@@ -114,6 +116,7 @@ class SiteRecord(msgspec.Struct):
     trains: float = 0.0
     slowest: float = 0.0
     failures: int = 0
+    late: int = 0
     is_suspended: bool = False
 
 
@@ -136,11 +139,15 @@ def run_started(job: Job) -> RunStarted:
         key_metric_mode=job.key_metric_mode,
         network={site: link.facts for site, link in job.links(clients.site_names).items()},
         has_evaluator=job.is_scored_centrally,
+        clock=job.time.clock,
     )
 
 
 class History:
     """State of a run, added up from its events in the journal's order.
+
+    Args:
+        keeps_times: Whether to add up the simulated times of trainings.
 
     Attributes:
         facts: Event that the last sitting began with; empty values if no server came that far.
@@ -169,10 +176,13 @@ class History:
         up: Transfers of updates to the server.
         written: Round and step of each model that was written, or about to be.
         sites: Records of the sites that were asked to do anything, by name.
+        times: Simulated times of trainings; None on the wall clock, and where they are not kept.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_times: bool = False) -> None:
         self.facts = _UNKNOWN
+        self.times: SimulatedTimes | None = None
+        self._keeps_times = keeps_times
         self.sittings: list[tuple[float, float]] = []
         self.resumes: list[RunResumed] = []
         self.idle_rss: dict[str, int] = {}
@@ -241,6 +251,8 @@ class History:
             case RunStarted():
                 self.facts = event
                 self.status, self.error, self.ended_early = "running", "", None
+                if self._keeps_times and event.clock == "virtual" and self.times is None:
+                    self.times = SimulatedTimes()
             case RunResumed():
                 self.resumes.append(event)
                 self._round_under_way = None
@@ -261,8 +273,11 @@ class History:
             case ModelReady() if not self.models:
                 self.model_bytes, self.model_tensors = event.bytes, event.tensors
                 self._add_model(ModelRecord(0, 0, 0, event.digest))
-            case EffectDone(model=ModelRecord() as model):
-                self._add_model(model)
+            case EffectDone():
+                if event.model is not None:
+                    self._add_model(event.model)
+                if self.times is not None:
+                    self.times.apply(event)
             case RoundFinished():
                 self._finish_round(event)
             case Evaluated():
@@ -272,7 +287,8 @@ class History:
             case SiteFailed():
                 self.failures.append(event)
                 self._phases.pop(event.site, None)
-                self._site(event.site).failures += 1
+                site = self._site(event.site)
+                site.failures, site.late = site.failures + 1, site.late + event.late
             case SiteSuspended():
                 self.suspended.append(event.site)
                 self._site(event.site).is_suspended = True

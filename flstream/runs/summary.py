@@ -78,6 +78,7 @@ class SiteFailure(msgspec.Struct):
         reason: Sentence that says why.
         signal: Name of the signal that killed its process; empty for none.
         exit_status: Status with which its process ended by itself; None if it did not.
+        late: Whether it has not failed: the round merely went on without it, or its device left.
     """
 
     round: int
@@ -85,6 +86,7 @@ class SiteFailure(msgspec.Struct):
     reason: str
     signal: str = ""
     exit_status: int | None = None
+    late: bool = False
 
 
 class RoundSummary(msgspec.Struct):
@@ -253,7 +255,14 @@ def summarize(history: History) -> Summary:
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate=_scorer(history),
         failures=[
-            SiteFailure(event.round, event.site, event.reason, event.signal, event.exit_status)
+            SiteFailure(
+                event.round,
+                event.site,
+                event.reason,
+                event.signal,
+                event.exit_status,
+                event.late,
+            )
             for event in history.failures
         ],
         benched=list(history.suspended),

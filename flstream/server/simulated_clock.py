@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flstream.job import Job
 from flstream.job.device import NANOSECONDS, SiteDevice, nanoseconds
 from flstream.job.time_section import RoundEnd, TimeSection
+from flstream.runs.simulated_times import DROPPED_OUT, WENT_AWAY
 from flstream.server.fleet import Fleet
 from flstream.units import format_seconds
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
@@ -107,7 +108,7 @@ class TaskTimes:
             device.dropout
         ):
             key = f"devices.{device.name}.dropout"
-            self.ends[site] = self._before(site, arrival, f"it dropped out ({key})")
+            self.ends[site] = self._before(site, arrival, f"{DROPPED_OUT} ({key})")
         elif self._before(site, arrival).failure:
             self.ends[site] = self._before(site, arrival)
         return self.ends[site].failure if site in self.ends else ""
@@ -192,7 +193,7 @@ class TaskTimes:
         if device.availability is not None:
             gone = device.availability.next_gone(self.began)
             if gone is not None and gone < min(time, limit):
-                return SiteTime(gone, f"it went away (devices.{device.name}.available)")
+                return SiteTime(gone, f"{WENT_AWAY} (devices.{device.name}.available)")
         if limit < time:
             taken = format_seconds(self._seconds)
             return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")

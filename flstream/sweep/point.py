@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
@@ -34,6 +35,7 @@ class PointEnded(msgspec.Struct):
         ended_early: Whether these are fewer than the job has, and it has nothing left to do.
         score: Its best key metric; None where nothing was scored.
         seconds: How long it took, over all sittings.
+        simulated_seconds: How long it took by the virtual clock; None without one.
         error: Why it failed; empty where it has not.
     """
 
@@ -42,6 +44,7 @@ class PointEnded(msgspec.Struct):
     ended_early: bool = False
     score: float | None = None
     seconds: float = 0.0
+    simulated_seconds: float | None = None
     error: str = ""
 
     @classmethod
@@ -54,6 +57,7 @@ class PointEnded(msgspec.Struct):
             summary.ended_early is not None,
             score,
             summary.wall_seconds,
+            None if summary.simulated_seconds is UNSET else summary.simulated_seconds,
             summary.error or "",
         )
 

@@ -26,6 +26,7 @@ class PointRecord(msgspec.Struct):
         pruned_at: Rounds after which it was left behind; 0 where it was not.
         score: Its best key metric; None where nothing was scored.
         seconds: How long it took.
+        simulated_seconds: How long it took by the virtual clock; None without one.
         error: Why it failed; empty where it has not.
     """
 
@@ -38,6 +39,7 @@ class PointRecord(msgspec.Struct):
     pruned_at: int = 0
     score: float | None = None
     seconds: float = 0.0
+    simulated_seconds: float | None = None
     error: str = ""
 
 

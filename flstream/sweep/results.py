@@ -20,15 +20,37 @@ from flstream.sweep.grid import shown
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.units import format_seconds
 
-_NUMBERS = ("runs", "mean", "spread", "lowest", "highest", "rounds", "seconds")
+_OF_A_RUN = (
+    "name",
+    "values",
+    "seed",
+    "status",
+    "rounds",
+    "score",
+    "seconds",
+    "simulated_seconds",
+    "error",
+)
+_NUMBERS = (
+    "runs",
+    "mean",
+    "spread",
+    "lowest",
+    "highest",
+    "rounds",
+    "seconds",
+    "simulated_seconds",
+)
 
 
 def setting_rows(record: SweepRecord) -> list[dict[str, Any]]:
     """Return a row for each setting: its values by key, and the scores of its runs.
 
     ``mean``, ``spread`` (the standard deviation over seeds; None for fewer than two), ``lowest``
-    and ``highest`` are of the best key metric of each run. ``status`` is that of its runs where
-    they have the same. ``is_best`` marks the setting with the best mean, once all runs are over.
+    and ``highest`` are of the best key metric of each run. ``seconds`` is the sum over runs, and
+    ``simulated_seconds`` their mean by the virtual clock; None without one. ``status`` is that of
+    its runs where they have the same. ``is_best`` marks the setting with the best mean, once all
+    runs are over.
     """
     rows = [_row(points) for points in record.settings]
     if any(point.status in ("waiting", "stopped") for point in record.points):
@@ -62,6 +84,7 @@ def best_line(record: SweepRecord) -> str:
 
 def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
     scores = [point.score for point in points if point.score is not None]
+    simulated = [seconds for it in points if (seconds := it.simulated_seconds) is not None]
     statuses = {point.status for point in points}
     return {
         "values": dict(points[0].values),
@@ -73,6 +96,7 @@ def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
         "highest": max(scores, default=None),
         "rounds": max(point.rounds for point in points),
         "seconds": sum(point.seconds for point in points),
+        "simulated_seconds": mean(simulated) if simulated else None,
         "is_best": False,
     }
 
@@ -85,7 +109,10 @@ def point_line(record: SweepRecord, point: PointRecord) -> str:
         "nothing scored" if point.score is None else format_metrics({record.metric: point.score})
     )
     rounds = f" in {counted(point.rounds, 'round')}" if record.prune else ""
-    return f"{point.name}: best {score}{rounds}, {format_seconds(point.seconds)}"
+    times = format_seconds(point.seconds)
+    if point.simulated_seconds is not None:
+        times += f", {format_seconds(point.simulated_seconds)} simulated"
+    return f"{point.name}: best {score}{rounds}, {times}"
 
 
 def write_results(folder: Path, record: SweepRecord) -> Path | None:
@@ -110,6 +137,7 @@ def sweep_table(record: SweepRecord) -> Table:
     labels = short_keys(record.vary)
     rows = setting_rows(record)
     has_spread = any(row["spread"] is not None for row in rows)
+    has_times = any(row["simulated_seconds"] is not None for row in rows)
     columns = [Column(label, "name") for label in labels.values()] or [Column("job", "name")]
     columns += [
         Column("status", "state", 1),
@@ -118,12 +146,14 @@ def sweep_table(record: SweepRecord) -> Table:
         *([Column("spread", "metric", 1)] if has_spread else ()),
         Column("rounds", "count", 2),
         Column("time", "duration", 2),
+        *([Column("simulated", "duration", 1)] if has_times else ()),
     ]
     cells = []
     for row in rows:
         values = [shown(value) for value in row["values"].values()] or [record.job]
         spread = [row["spread"]] if has_spread else []
-        numbers = [row["mean"], *spread, row["rounds"], row["seconds"]]
+        simulated = [row["simulated_seconds"]] if has_times else []
+        numbers = [row["mean"], *spread, row["rounds"], row["seconds"], *simulated]
         cells.append(
             Row([*values, row["status"], row["runs"], *numbers], "best" if row["is_best"] else "")
         )
@@ -136,13 +166,7 @@ def table_json(record: SweepRecord) -> str:
     """Return ``table.json``: the metric, the best setting, a row a setting, and a row a run."""
     rows = setting_rows(record)
     best = next((row["values"] for row in rows if row["is_best"]), None)
-    runs = [
-        {
-            name: getattr(point, name)
-            for name in ("name", "values", "seed", "status", "rounds", "score", "seconds", "error")
-        }
-        for point in record.points
-    ]
+    runs = [{name: getattr(point, name) for name in _OF_A_RUN} for point in record.points]
     content = {
         "job": record.job,
         "metric": record.metric,

@@ -252,7 +252,7 @@ class Sweep:
                 code = process.exit_code(_END_SECONDS)
                 how = "did not stop in time" if code is None else how_ended(code)
                 end = PointEnded("failed", record.rounds, error=f"its process {how}")
-        for name in ("rounds", "ended_early", "score", "seconds", "error"):
+        for name in ("rounds", "ended_early", "score", "seconds", "simulated_seconds", "error"):
             setattr(record, name, getattr(end, name))
         record.status = end.status
         self.record.write(self._file)

@@ -105,6 +105,7 @@ class RunStarted(Event, tag="run_started"):
         key_metric_mode: Whether its best value is the largest or the smallest.
         network: Emulated links of the sites by name; empty where there are none.
         has_evaluator: Whether a process of its own scores models.
+        clock: Whether time is that on the wall, or simulated (``time.clock``).
     """
 
     job: str
@@ -119,6 +120,7 @@ class RunStarted(Event, tag="run_started"):
     workers: list[str] = []
     network: dict[str, LinkFacts] = {}
     has_evaluator: bool = False
+    clock: Literal["wall", "virtual"] = "wall"
 
     @property
     def sites(self) -> list[str]:

@@ -81,19 +81,22 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The page of a run that was real, a comparison of two, and an index."""
+    """The pages of runs by either clock, a comparison of two, and an index."""
 
     def make(folder):
         def flstream(*words):
             subprocess.run([sys.executable, "-m", "flstream", *words], cwd=folder, check=True)
 
-        flstream("simulate", str(ROOT / "jobs" / "digits"), "-r", "3", "--run-dir", "one", "-q")
+        job = ["simulate", str(ROOT / "jobs" / "digits"), "-r", "3", "-q"]
+        flstream(*job, "--run-dir", "one")
+        flstream(*job, "--run-dir", "simulated", "--set", "time.clock=virtual")
         shutil.copytree(folder / "one", folder / "two")
         flstream("report", "one", "two", "--output", "comparison.html")
         flstream("report", ".")
 
     folder = made_once(tmp_path_factory, "pages", make)
-    names = {"run": "one/report.html", "comparison": "comparison.html", "index": "index.html"}
+    names = {"run": "one/report.html", "simulated": "simulated/report.html"}
+    names |= {"comparison": "comparison.html", "index": "index.html"}
     return {kind: folder / name for kind, name in names.items()}
 
 
@@ -117,7 +120,7 @@ SIZES = [(390, "light"), (1280, "dark"), (390, "dark"), (1280, "light")]
 
 @first_and_nightly(
     ("kind", "width", "scheme"),
-    [(kind, *size) for size in SIZES for kind in ("run", "comparison", "index")],
+    [(kind, *size) for size in SIZES for kind in ("simulated", "run", "comparison", "index")],
 )
 def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
     page, complaints, requests = opened(browser, pages[kind], width, scheme)
@@ -132,13 +135,18 @@ def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
     assert complaints == []
     assert [url for url in requests if not url.startswith("data:")] == [page.url]
 
-    assert page.evaluate(TOO_WIDE) == []
-    texts = page.evaluate(TEXTS)
-    assert len(texts) >= (0 if kind == "index" else 20)
-    assert [each for each in texts if each["height"] < LEAST_HEIGHT] == []
-    assert [each for each in texts if each["contrast"] < LEAST_CONTRAST] == []
-    cut = [each["says"] for each in texts if each["cut"] or each["overlaps"]]
-    assert cut == []
+    axes = page.locator(".axis").all()
+    assert len(axes) == (3 if kind == "simulated" else 0)
+    for axis in axes or [None]:
+        if axis is not None:
+            axis.check()
+        assert page.evaluate(TOO_WIDE) == []
+        texts = page.evaluate(TEXTS)
+        assert len(texts) >= (0 if kind == "index" else 20)
+        assert [each for each in texts if each["height"] < LEAST_HEIGHT] == []
+        assert [each for each in texts if each["contrast"] < LEAST_CONTRAST] == []
+        cut = [each["says"] for each in texts if each["cut"] or each["overlaps"]]
+        assert cut == []
     page.emulate_media(color_scheme="light")
     light = brightness(page)
     page.emulate_media(color_scheme="dark")

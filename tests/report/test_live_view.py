@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 from rich.cells import cell_len
 from rich.console import Console
 from runs import (
@@ -283,3 +283,13 @@ def test_the_server_keeps_the_whole_picture_and_emits_it_as_snapshots():
     picture.fold(4, 4, ["0"])
     last = emitted[-1]
     assert (last.phase, last.up, last.workers[0].state) == ("writing the checkpoint", 82, "ready")
+
+
+def test_a_site_that_is_late_is_no_failure_and_the_title_has_the_simulated_time():
+    late = SiteFailed(time=START, round=1, site="site-2", reason="not waited for", late=True)
+    over = replace(round_finished(1, START + 9), simulated_seconds=5400.0)
+    run = after(*started(2), late, over)
+    lines = frame(run, 140, now=START + 10)
+    assert run.failures == {}
+    assert "10.0 s, 1h 30m 00s simulated" in lines[0]
+    assert "simulated" in line_of(lines, "round  ")

@@ -127,3 +127,21 @@ def test_of_many_failures_a_few_are_named_in_each_round_and_none_acts_on_a_termi
     assert len(lines) < 16
     assert "\\x1b[31m" in lines_of(Warned(time=START, message=odd))[0]
     assert "failed 2 times in a row" in lines_of(benched)[0]
+
+
+def test_late_sites_are_counted_in_the_line_of_their_round_beside_its_simulated_time():
+    late = [
+        SiteFailed(time=START, round=1, site=f"site-{n}", reason="not waited for", late=True)
+        for n in range(20)
+    ]
+    failed = SiteFailed(time=START, round=1, site="site-99", reason="no data")
+    done = replace(round_finished(1, START), simulated_seconds=5400.0)
+    lines = lines_of(run_started(100, []), *late, failed, done, round_finished(2, START))
+    assert [line.split("  ")[1].split(":")[0] for line in lines[1:]] == [
+        "round 1", "round 1 of 10", "round 2 of 10",
+    ]  # fmt: skip
+    assert "site-99 failed: no data" in lines[1]
+    assert ", at 1h 30m 00s simulated (" in lines[2]
+    assert ", 20 late or away" in lines[2]
+    assert "simulated" not in lines[3]
+    assert "late" not in lines[3]

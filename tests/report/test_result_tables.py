@@ -4,6 +4,7 @@ import io
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from run_directories import summary_of
 
@@ -139,3 +140,30 @@ def test_the_last_scored_model_is_found():
     assert scored is not None
     assert (scored[0], [*scored[1].items()]) == (2, [("accuracy", None), ("loss", 0.2)])
     assert last_scored(Summary(metrics=rows[2:])) is None
+
+
+def test_late_sites_are_told_from_failures_and_simulated_time_stands_beside_the_other():
+    summary = summary_of()
+    reasons = ("the round went on without it (key)", "it dropped out (devices.phone.dropout)")
+    summary.failures = [
+        SiteFailure(1, "site-1", "no data"),
+        *(SiteFailure(n, "site-2", reasons[0], late=True) for n in (1, 2, 3)),
+        SiteFailure(3, "site-1", reasons[1], late=True),
+    ]
+    summary.simulated_seconds = 5400.0
+    summary.rounds = [
+        msgspec.structs.replace(row, simulated_seconds=1800.0 * row.round) for row in summary.rounds
+    ]
+    text = printed(summary, 200)
+    for line in (
+        "Failures (1 site, 1 time; summary.json has each reason)",
+        "site-1: 1 time, last in round 1: no data",
+        "Late or away, not failed (2 sites, 4 times; summary.json has each reason)",
+        f"site-2: late 3 times, last in round 3: {reasons[0]}",
+        f"site-1: away 1 time, last in round 3: {reasons[1]}",
+    ):
+        assert line in text.splitlines()
+    assert "finished after 3 rounds, 38 s, 1h 30m 00s simulated" in text
+    assert text.splitlines()[2].split()[:4] == ["round", "accuracy", "train", "loss"]
+    assert text.splitlines()[4].split()[3:6] == ["1h", "00m", "00s"]
+    assert "simulated" not in printed(summary_of(), 200)

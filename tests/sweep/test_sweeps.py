@@ -11,7 +11,14 @@ from flstream.errors import UsageError
 from flstream.job import JobError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
-from flstream.sweep.results import best_line, setting_rows, sweep_table, write_results
+from flstream.sweep.results import (
+    best_line,
+    point_line,
+    setting_rows,
+    sweep_table,
+    table_json,
+    write_results,
+)
 from flstream.sweep.running import Sweep
 
 
@@ -261,3 +268,18 @@ def test_a_damaged_record_of_a_sweep_is_refused(sweeps):
     (sweep.folder / "sweep.json").write_text('{"job": ')
     with pytest.raises(UsageError, match=r"sweep\.json cannot be read"):
         sweeps.sweep("train.args.lr=1,2")
+
+
+def test_on_the_virtual_clock_the_table_has_the_mean_of_simulated_times(sweeps):
+    sweep = sweeps.sweep("train.args.lr=1", "time.clock=wall,virtual", seeds=2)
+    sweep.run(parallel=2)
+    wall, virtual = setting_rows(sweep.record)
+    seconds = [point.simulated_seconds for point in sweep.record.points]
+    assert wall["simulated_seconds"] is None
+    assert virtual["simulated_seconds"] == pytest.approx(sum(seconds[2:]) / 2)
+    assert seconds[:2] == [None, None]
+    lines = sweep_table(sweep.record).lines(100)
+    assert lines[0].split()[-1] == "simulated"
+    assert "simulated" in point_line(sweep.record, sweep.record.points[2])
+    content = json.loads(table_json(sweep.record))
+    assert [run["simulated_seconds"] for run in content["runs"]] == seconds

@@ -98,6 +98,8 @@ def _title(run: LiveRun, start: RunStarted, now: float, width: int) -> Text:
     where = f"round {run.round} of {start.rounds}" if run.round else counted(start.rounds, "round")
     times, rest = format_elapsed(now - run.began), run.seconds_left(now)
     times += f", about {format_seconds(round(rest))} left" if rest and rest >= 1 else ""
+    simulated = run.history.rounds[-1].simulated_seconds if run.history.rounds else None
+    times += f", {format_seconds(simulated)} simulated" if simulated is not None else ""
     phase = "training" if run.is_quick else printable(run.phase)
     others = [where, times, phase]
     name = elide(printable(start.job), max(width - len(GAP.join(["", *others])), _LEAST_NAME))

@@ -35,7 +35,7 @@ class PlainView:
         self._console = console
         self._rounds = 0
         self._began = float("-inf")
-        self._troubles = 0
+        self._troubles = self._left_out = 0
         self._round = self._asked = 0
         self._begun: float | None = None  # when the round began, until that is printed
         self.start, self._created, self._waited = RunStart(), time.time(), ""
@@ -56,6 +56,9 @@ class PlainView:
         self._announce(event)
         lines = []
         match event:
+            case events.SiteFailed(late=True):
+                self._left_out += 1  # no trouble: the line of the round says how many
+                return
             case events.SiteFailed() | events.SiteSuspended() | events.Warned():
                 self._troubles += 1
                 if self._troubles > _MOST_PRINTED:
@@ -87,7 +90,10 @@ class PlainView:
         if isinstance(event, events.RoundFinished):
             self._begun = None
         # Snapshots come all the time, so this is not late.
-        began, failed = self._begun, isinstance(event, events.SiteFailed | events.RunFinished)
+        failed = isinstance(event, events.RunFinished) or (
+            isinstance(event, events.SiteFailed) and not event.late
+        )
+        began = self._begun
         if began is not None and (failed or event.time - began >= _ANNOUNCED_AFTER_SECONDS):
             self._begun = None
             sites = counted(self._asked, "site")
@@ -104,7 +110,8 @@ class PlainView:
             case events.ModelReady():
                 return f"model: {format_bytes(event.bytes)} in {counted(event.tensors, 'tensor')}"
             case events.RoundFinished():
-                return self._of(event.round, _finished(event))
+                left_out, self._left_out = self._left_out, 0
+                return self._of(event.round, _finished(event, left_out))
             case events.Evaluated(received=True):
                 metrics = event.metrics or event.site_metrics or {}
                 scores = format_metrics(metrics) or "no metrics"
@@ -170,10 +177,14 @@ def _collected(event: events.ModelsCollected) -> str:
     return f"{text}; none of {printable(site)} ({quotable(reason, MOST_QUOTED)}){more}"
 
 
-def _finished(event: events.RoundFinished) -> str:
+def _finished(event: events.RoundFinished, left_out: int) -> str:
     steps = zip(PHASES, event.phases, strict=False)
     split = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in steps)
     trained = f"; sites report {format_metrics(event.metrics)}" if event.metrics else ""
     spent = "" if event.privacy is None else f"; {privacy_words(event.privacy)}"
     where = f", folded at {printable(event.aggregator)}" if event.aggregator else ""
-    return f"done in {format_seconds(sum(event.phases))} ({split}){where}{trained}{spent}"
+    took = format_seconds(sum(event.phases))
+    if event.simulated_seconds is not None:
+        took += f", at {format_seconds(event.simulated_seconds)} simulated"
+    late = f", {left_out:,} late or away" if left_out else ""
+    return f"done in {took} ({split}){where}{late}{trained}{spent}"

@@ -115,7 +115,7 @@ class LiveRun:
                 self.failures.pop(event.site, None)
                 if event.site in self.names:
                     self.metrics[event.site] = event.metrics
-            case events.SiteFailed():
+            case events.SiteFailed(late=False):
                 self._fail(event.site, f"round {event.round}: " * bool(event.round) + event.reason)
             case events.SiteSuspended():
                 reason = self.failures.get(event.site, "it kept failing")

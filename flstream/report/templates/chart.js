@@ -4,7 +4,7 @@ tip.setAttribute("role", "status");
 const nearest = (xs, x) => xs.reduce((best, it, at) => Math.abs(it - x) < Math.abs(xs[best] - x) ? at : best, 0);
 for (const svg of document.querySelectorAll("svg.chart")) {
   const group = svg.querySelector("g"), {a: scale, e: left} = group.transform.baseVal[0].matrix;
-  const {x: noun, y: unit} = svg.dataset;
+  const {x: noun, xUnit, y: unit} = svg.dataset;
   const curves = [...group.querySelectorAll("[data-name]")].map(path => {
     const points = path.getAttribute("d").split(/[MLz]/).filter(Boolean).map(text => text.split(" "));
     const lows = path.matches(".area") ? points.splice(points.length / 2).reverse() : [];
@@ -16,7 +16,7 @@ for (const svg of document.querySelectorAll("svg.chart")) {
   const hide = () => tip.className = "";
   const show = at => {
     now = Math.max(0, Math.min(at, places.length - 1));
-    tip.replaceChildren(noun ? `${noun} ${places[now]}` : `${places[now]} s`);
+    tip.replaceChildren(`${noun} ${places[now]} ${xUnit}`.trim());
     for (const {path: {style, dataset}, xs, texts} of curves) {
       const at = nearest(xs, places[now]);
       if (Math.abs(xs[at] - places[now]) * scale > 2) continue;  // of the 420 units of a chart's width
