@@ -24,8 +24,8 @@ def train(
     count = len(sites)
     late = [site for site, reason in reasons.items() if not reason.startswith("it failed")]
     return TrainResult(
-        sites, [1.0] * count, [{}] * count, [b""] * bool(count), [0] * count, {}, reasons, late,
-        TaskCost(), base=base, began=int(began * SECOND),
+        sites, [1.0] * count, [{}] * count, [b""] * bool(count), [0] * count,
+        TaskCost(), {}, reasons, late, base=base, began=int(began * SECOND),
         ended=int((began + max(times.values()) if ended is None else ended) * SECOND),
         times={site: int(time * SECOND) for site, time in times.items()},
     )  # fmt: skip
