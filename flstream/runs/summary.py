@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -16,8 +17,12 @@ from flstream.telemetry.events import (
 )
 from flstream.telemetry.memory import ProcessMemory
 
-BESIDE_METRICS = frozenset({"round", "sites", "site_metrics", "train"})
+BESIDE_METRICS = frozenset({"round", "sites", "more_sites", "site_metrics", "train"})
 """What a table of metrics has beside the metrics of its model."""
+
+
+# Sites that are listed by name; the rest is counted.
+_MOST_LISTED = 1000
 
 
 class ModelSummary(msgspec.Struct):
@@ -179,15 +184,18 @@ class Summary(msgspec.Struct):
         clients: Number of sites.
         model: Size and digest of the model.
         metrics: One object a round: ``round`` (its number), each metric of its model by name,
-            ``sites`` (the metrics that each site found, by site) and ``train`` (metrics that the
-            sites sent with their updates, their weighted mean). Where ``evaluate`` is ``received``,
-            there is one for round 0, no ``train``, and no score of the last round's model. Beside
-            an evaluator, ``site_metrics`` has the means over the sites that score, too.
+            ``sites`` (the metrics that each site found, by site: the first 1,000, and
+            ``more_sites``, the number of the rest, where there are more) and ``train`` (metrics
+            that the sites sent with their updates, their weighted mean). Where ``evaluate`` is
+            ``received``, there is one for round 0, no ``train``, and no score of the last round's
+            model. Beside an evaluator, ``site_metrics`` has the means over the sites that score,
+            too.
         best: Best round by the key metric; null where no model was scored.
         evaluate: Who scored the last model: sites in evaluations of their own (``task``), sites by
             the metrics that they send with their updates, which score the model that they had
             received (``received``), or the evaluator (``server``).
-        failures: Sites that had no part in a round.
+        failures: Sites that had no part in a round: the first 1,000.
+        more_failures: Number of those after them; absent without any.
         benched: Names of the sites that failed too often in a row, and are not asked any more.
         transfer: Cost of moving models.
         rounds: Seconds of each round's phases, one object a round.
@@ -213,6 +221,7 @@ class Summary(msgspec.Struct):
     best: BestSummary | None = None
     evaluate: Literal["task", "received", "server"] = "task"
     failures: list[SiteFailure] = msgspec.field(default_factory=list)
+    more_failures: int | UnsetType = UNSET
     benched: list[str] = msgspec.field(default_factory=list)
     transfer: TransferSummary = msgspec.field(default_factory=TransferSummary)
     rounds: list[RoundSummary] = msgspec.field(default_factory=list)
@@ -263,8 +272,9 @@ def summarize(history: History) -> Summary:
                 event.exit_status,
                 event.late,
             )
-            for event in history.failures
+            for event in history.failures[:_MOST_LISTED]
         ],
+        more_failures=max(len(history.failures) - _MOST_LISTED, 0) or UNSET,
         benched=list(history.suspended),
         transfer=TransferSummary(facts.mode, facts.chunk_size, history.down, history.up),
         rounds=[round_summary(record) for record in history.rounds],
@@ -294,7 +304,9 @@ def _metrics(history: History) -> list[dict[str, Any]]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
         scores = by_site(sites, history.site_scores.get(record.number, {}))
         if scores:
-            table["sites"] = scores
+            table["sites"] = dict(islice(scores.items(), _MOST_LISTED))
+        if len(scores) > _MOST_LISTED:
+            table["more_sites"] = len(scores) - _MOST_LISTED
         if record.number in history.site_means:
             table["site_metrics"] = dict(history.site_means[record.number])
         if record.trained:
