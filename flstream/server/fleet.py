@@ -148,12 +148,13 @@ class Fleet:
             SimulationError: There is no such time.
         """
         able = len(self._names) - len(self._benched)
-        steps = 0
-        while able - len(self._away - self._benched) < least and self._changes:
+        most, steps = _MOST_CHANGES * len(self._names), 0
+        # Where fewer are left at all, whoever asks for so many says why there are none.
+        while able - len(self._away - self._benched) < least <= able and self._changes:
             now = self._changes[0][0]
             self.go_on(now)
             steps += 1
-            if steps > _MOST_CHANGES:
+            if steps > most:
                 raise SimulationError(
                     f"{least} sites were never there at once, however long the clock went on; "
                     "lower clients.min_updates or clients.per_round, or change devices"
@@ -183,5 +184,5 @@ class Fleet:
             heapq.heappush(self._changes, (change, place))
 
 
-# Changes of a fleet after which nobody waits for more sites.
-_MOST_CHANGES = 10_000_000
+# Changes for each site after which nobody waits for more of them at once.
+_MOST_CHANGES = 1000

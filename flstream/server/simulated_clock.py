@@ -26,10 +26,12 @@ class SiteTime(NamedTuple):
     Attributes:
         time: Nanoseconds since the run began.
         failure: Why it has failed then; empty where it has answered.
+        is_absence: Whether that is no fault of its code: its device is gone, or too slow.
     """
 
     time: int
     failure: str = ""
+    is_absence: bool = True
 
 
 class SimulatedClock:
@@ -138,6 +140,10 @@ class TaskTimes:
     def answer(self, answer: SiteAnswer) -> SiteTime:
         """Take in a site's answer; return when it comes, or that the site has failed before."""
         site, device, section = answer.site, self._device(answer.site), self._section
+        if section.work == "declared" and answer.units is None:
+            reason = "its code has not called flare.work(units) (time.work = declared)"
+            self.ends[site] = SiteTime(self._arrivals[site], reason, is_absence=False)
+            return self.ends[site]
         if section.work == "measured":
             work = Fraction(answer.seconds)
         elif answer.units is not None:

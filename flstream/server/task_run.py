@@ -431,10 +431,10 @@ class TaskRun:
                 if update is not None:
                     update.release("the round went on without it")
                 continue
-            if self.times is not None and (reason := self.times.answer(answer).failure):
-                self.fail(answer.site, reason, late=True)
+            if self.times is not None and (end := self.times.answer(answer)).failure:
+                self.fail(answer.site, end.failure, late=end.is_absence)
                 if update is not None:
-                    update.release(reason)
+                    update.release(end.failure)
                 continue
             self.collector.answer(answer.site, update)
             self.answers[answer.site] = answer

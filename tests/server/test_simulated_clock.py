@@ -3,11 +3,14 @@
 import random
 from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 
+from flstream.errors import SimulationError
 from flstream.job.device import SiteDevice, nanoseconds
 from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
+from flstream.server.fleet import Fleet
 from flstream.server.simulated_clock import AnswerQueue, SiteTime, TaskTimes
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
 
@@ -204,3 +207,50 @@ def test_the_order_of_answers_is_that_of_their_times_however_they_come():
 
 def test_the_seconds_of_an_example_are_exact():
     assert TimeSection(seconds_per_example=0.1).seconds_of(3.0) == Fraction(3, 10)
+
+
+class Fleetful:
+    """A job whose sites are away by turns: site n in the n-th second of each three."""
+
+    devices_come_and_go = True
+    devices_have_memory = False
+
+    clients = SimpleNamespace(site_names=["a", "b", "c"])
+
+    def device(self, site):
+        return SiteDevice(name="phone", availability=Turns("abc".index(site)))
+
+
+@dataclass
+class Turns:
+    place: int
+
+    def next_there(self, now):
+        return now + (1 - now % 1) if now % 3 == self.place else now
+
+    def next_gone(self, now):
+        return now + 1 + (self.place - now - 1) % 3
+
+
+def test_a_fleet_waits_until_enough_sites_are_there_and_says_if_they_never_are():
+    fleet = Fleet(Fleetful())
+    assert fleet.sites == ["b", "c"]
+    assert list(fleet.idle) == ["c", "b"]  # the last one has the place of the first
+    assert fleet.wait_for(2, 0) == 0
+    fleet.go_on(1)
+    assert fleet.sites == ["a", "c"]
+    with pytest.raises(SimulationError, match="3 sites were never there at once"):
+        fleet.wait_for(3, 1)
+    fleet.bench("a")
+    assert fleet.wait_for(3, 1) == 1  # which fewer than three are left for
+
+
+def test_a_site_that_was_away_while_it_trained_is_idle_once_it_is_back():
+    fleet = Fleet(Fleetful())
+    fleet.start("b")
+    fleet.go_on(1)
+    fleet.end("b")
+    assert "b" not in fleet.idle
+    fleet.go_on(2)
+    assert "b" in fleet.idle
+    assert len(fleet.in_flight) == 0

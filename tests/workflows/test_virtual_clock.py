@@ -225,6 +225,21 @@ def test_declared_work_stands_in_the_place_of_examples(jobs):
     assert timeline(run)[0][3] == {"site-1": 50 * MS, "site-2": MS // 2, "site-3": 3 * MS}
 
 
+def test_code_that_has_to_declare_its_work_and_does_not_has_failed(jobs):
+    script = adding({("site-1", 1): "flare.work(50)"})
+    run = jobs.run(script, VIRTUAL, "time.work=declared", "clients.count=2", "rounds=1")
+    assert "site-2: its code has not called flare.work(units)" in run.summary.error
+
+
+def test_a_private_round_that_ends_early_has_the_noise_of_those_who_came(jobs):
+    private = "privacy={type=central, noise_multiplier=0.25, sampling=without_replacement}"
+    how = [VIRTUAL, *OVER, private, "clients.count=5", "rounds=2"]
+    run = finished(jobs.run(noisy(), *how))
+    other = finished(jobs.run(noisy(), *how, PROCESSES, "clients.parallel=2"))
+    assert results(run) == results(other)
+    assert run.summary.privacy.epsilon > 0
+
+
 @pytest.mark.parametrize(
     ("deed", "sentence"),
     [
