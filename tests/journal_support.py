@@ -98,7 +98,7 @@ def train_record(
     """The record of a training whose updates were read."""
     count = len(sites)
     columns = (sites, [1.0] * count, [{"loss": 1 / number}] * count, [b""], [0] * count)
-    result = TrainResult(*columns, states or {}, {}, [], TaskCost())
+    result = TrainResult(*columns, TaskCost(), states or {})
     return record(effect, "train", number, result)
 
 

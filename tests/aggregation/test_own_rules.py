@@ -91,7 +91,7 @@ def test_a_name_of_the_model_that_reads_like_one_of_another_body_is_refused():
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"base": "mine"}, "a base is own or zero"),
+        ({"base": "mine"}, "a base is own, model, zero"),
         ({"scale": float("nan")}, "a scale is a finite number"),
         ({"weights": [1.0, 0.0]}, "has 0.0; a weight is a finite number above 0"),
         ({"weights": "all"}, "has 'all'; a weight is a finite number above 0"),

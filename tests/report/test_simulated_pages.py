@@ -29,8 +29,8 @@ def simulated_round(number: int, sites: list[str], seconds: float, metrics: dict
     count, end = len(others), begin + int(seconds * 1e9)
     yield SiteFailed(round=number, site=late, reason=STRAGGLED, late=True, time=float(number))
     train = TrainResult(
-        others, [1.0] * count, [{}] * count, [b""], [0] * count, {}, {late: STRAGGLED}, [late],
-        TaskCost(), base=number - 1, began=begin, ended=end,
+        others, [1.0] * count, [{}] * count, [b""], [0] * count, TaskCost(),
+        {}, {late: STRAGGLED}, [late], base=number - 1, began=begin, ended=end,
         times={site: int((seconds if site != late else 99) * 1e9) for site in sites},
     )  # fmt: skip
     yield record(effect, "train", number, train, time=float(number))

@@ -17,6 +17,7 @@ from flstream.workflows.registry import BUILT_IN
 OWN = Path(__file__).parents[1] / "matrix" / "job"
 ARGS = {
     "cyclic": ["workflow.args.order=random_without_same_in_a_row"],
+    "fedasync": ["workflow.args.concurrency=1"],
     "fedper": ['workflow.args.personal=["^b$"]'],
 }
 """Overrides of the built-in workflows that need arguments, or are held to some."""
@@ -26,6 +27,7 @@ WORKFLOWS = {
     for name in BUILT_IN
     if find_workflow(name).args.has_rounds
 } | {
+    "fedasync": (["workflow.type=fedasync", *ARGS["fedasync"]], 1),
     "a file": ([f'workflow.type="{OWN / "own.py"}:odd_even"'], 4),
     "fedavg, sampled": (["workflow.type=fedavg", "clients.per_round=2"], 2),
 }
