@@ -50,7 +50,9 @@ class SiteDevice(NamedTuple):
 
     def work(self, seconds: Fraction) -> int:
         """Nanoseconds of work that a device of speed 1 does in so many seconds."""
-        return round(seconds * NANOSECONDS / exact(self.speed))
+        speed = exact(self.speed)
+        nanoseconds = seconds.numerator * NANOSECONDS * speed.denominator
+        return _quotient(nanoseconds, seconds.denominator * speed.numerator)
 
     def after_work(self, nbytes: int) -> int:
         """Nanoseconds until it has sent so many bytes."""
@@ -59,7 +61,8 @@ class SiteDevice(NamedTuple):
 
 def nanoseconds(seconds: float) -> int:
     """Return seconds in whole nanoseconds, rounded half to even."""
-    return round(exact(seconds) * NANOSECONDS)
+    number = exact(seconds)
+    return _quotient(number.numerator * NANOSECONDS, number.denominator)
 
 
 @lru_cache(1024)
@@ -69,4 +72,13 @@ def exact(number: float) -> Fraction:
 
 
 def _transfer(nbytes: int, rate: float | None) -> int:
-    return 0 if rate is None else round(8 * nbytes * NANOSECONDS / exact(rate))
+    if rate is None:
+        return 0
+    number = exact(rate)
+    return _quotient(8 * nbytes * NANOSECONDS * number.denominator, number.numerator)
+
+
+def _quotient(dividend: int, divisor: int) -> int:
+    """Divide whole numbers, rounded half to even; dividing Fractions takes ten times as long."""
+    quotient, rest = divmod(dividend, divisor)
+    return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2 == 1))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 from flstream.errors import SimulationError
@@ -14,52 +15,66 @@ from flstream.job.device import SiteDevice
 class SiteSet(Sequence[str]):
     """A set of sites in an order that its history decides: each step costs the same in any fleet.
 
-    To iterate is to go over a copy, so that a workflow may start the sites that it goes over.
+    To iterate is to go over a copy, so that a workflow may start the sites that it goes over. A
+    site takes eight bytes.
+
+    Args:
+        sites: All sites there are, by name, each with its number, from 0.
+        is_full: Whether all of them are in the set at first.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = list(names)
-        self._places = {name: place for place, name in enumerate(self._names)}
+    def __init__(self, sites: Mapping[str, int], *, is_full: bool) -> None:
+        self._sites = sites
+        self._names = list(sites)
+        self._order = array("i", range(len(sites)) if is_full else [])
+        # By number, the place of each site in that order; -1 for one that is not in the set.
+        self._places = array("i", self._order if is_full else [-1] * len(sites))
 
     def add(self, name: str) -> None:
         """Add a site at the end."""
-        if name not in self._places:
-            self._places[name] = len(self._names)
-            self._names.append(name)
+        number = self._sites[name]
+        if self._places[number] < 0:
+            self._places[number] = len(self._order)
+            self._order.append(number)
 
     def discard(self, name: str) -> None:
         """Remove a site; the last one takes its place."""
-        place = self._places.pop(name, None)
-        if place is None:
+        number = self._sites[name]
+        place = self._places[number]
+        if place < 0:
             return
-        last = self._names.pop()
-        if last != name:
-            self._names[place] = last
+        last = self._order.pop()
+        if last != number:
+            self._order[place] = last
             self._places[last] = place
+        self._places[number] = -1
 
     @overload
     def __getitem__(self, place: int) -> str: ...
     @overload
     def __getitem__(self, place: slice) -> list[str]: ...
     def __getitem__(self, place: int | slice) -> str | list[str]:
-        return self._names[place]
+        if isinstance(place, slice):
+            return [self._names[number] for number in self._order[place]]
+        return self._names[self._order[place]]
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._order)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(self._names))
+        return iter(self[:])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        number = self._sites.get(name) if isinstance(name, str) else None
+        return number is not None and self._places[number] >= 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self._names) == list(other)
+        return isinstance(other, Sequence) and self[:] == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self._names)
+        return repr(self[:])
 
 
 class Fleet:
@@ -70,15 +85,15 @@ class Fleet:
     Attributes:
         idle: Sites that may be asked, and have no training in flight.
         in_flight: Sites with one.
-        places: The place of each site in their fixed order, from 0, by its name.
+        numbers: The number of each site in their fixed order, from 0, by its name.
     """
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._names = job.clients.site_names
-        self.places = {name: place for place, name in enumerate(self._names)}
-        self.idle = SiteSet(self._names)
-        self.in_flight = SiteSet()
+        self.numbers = {name: number for number, name in enumerate(job.clients.site_names)}
+        self._names = list(self.numbers)
+        self.idle = SiteSet(self.numbers, is_full=True)
+        self.in_flight = SiteSet(self.numbers, is_full=False)
         self._benched: set[str] = set()
         # Devices of the sites that were asked: each remembers where its periods were.
         self._devices: dict[str, SiteDevice] = {}

@@ -71,8 +71,8 @@ class RunState:
         self.store = store
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
-        self.tasks = SiteTasks(job.seed, job.clients.site_names)
         self.fleet = Fleet(job)
+        self.tasks = SiteTasks(job.seed, self.fleet.numbers)
         self.clock = SimulatedClock(job, self.fleet) if job.time.is_virtual else None
         self.in_flight: dict[str, SiteTraining] = {}
         self.site_history = SiteHistory(job)
@@ -205,7 +205,7 @@ class RunState:
 
     def check_sites(self, method: str, names: Sequence[str]) -> None:
         """Refuse names that are no sites of the job, or that stand there twice."""
-        check_sites(method, names, self.fleet.places)
+        check_sites(method, names, self.fleet.numbers)
 
     def note_failures(self, sites: Iterable[str]) -> None:
         """Note sites that had no part in a task, on a record that need not be final yet."""

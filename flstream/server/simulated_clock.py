@@ -127,15 +127,14 @@ class TaskTimes:
         """The earliest time at which a site can have answered, as far as that is known."""
         if site in self.ends:
             return self.ends[site].time
-        work = Fraction(0)
+        work = 0
         if site in self._declared and self._section.work != "measured":
-            work = self._section.seconds_of(self._declared[site])
+            work = self._device(site).work(self._section.seconds_of(self._declared[site]))
         return self._before(site, self._trained(site, work)).time
 
-    def _trained(self, site: str, work: Fraction) -> int:
-        """When a site has trained and received all that it was sent."""
-        trained = self._arrivals[site] + self._device(site).work(work)
-        return max(trained, self._late_arrivals.get(site, 0))
+    def _trained(self, site: str, work: int) -> int:
+        """When a site has trained for so long, and received all that it was sent."""
+        return max(self._arrivals[site] + work, self._late_arrivals.get(site, 0))
 
     def answer(self, answer: SiteAnswer) -> SiteTime:
         """Take in a site's answer; return when it comes, or that the site has failed before."""
@@ -150,7 +149,7 @@ class TaskTimes:
             work = section.seconds_of(answer.units)
         else:
             work = section.seconds_of(answer.weight)
-        time = self._trained(site, work) + device.after_work(answer.nbytes)
+        time = self._trained(site, device.work(work)) + device.after_work(answer.nbytes)
         self.ends[site] = self._before(site, time)
         return self.ends[site]
 

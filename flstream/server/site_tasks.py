@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec.structs import replace
@@ -16,11 +16,16 @@ SeedKind = Literal["train", "evaluate", "submit_model"]
 
 
 class SiteTasks:
-    """Makes the parts of tasks, and follows the states that sites have left."""
+    """Makes the parts of tasks, and follows the states that sites have left.
 
-    def __init__(self, seed: int, sites: Sequence[str]) -> None:
+    Args:
+        seed: Seed of the job.
+        numbers: The number of each site in their fixed order, from 0, by its name.
+    """
+
+    def __init__(self, seed: int, numbers: Mapping[str, int]) -> None:
         self._seed = seed
-        self._indices = {site: index for index, site in enumerate(sites)}
+        self._numbers = numbers
         self._states: dict[str, StateVersion] = {}
         # How many tasks of a kind a site has had in the current round.
         self._counts: dict[tuple[str, SeedKind], int] = {}
@@ -36,8 +41,7 @@ class SiteTasks:
             ordinal = self._counts.get((site, kind), 0)
             self._counts[site, kind] = ordinal + 1
             seed = site_seed(self._seed, site, number, kind, ordinal)
-            index = self._indices[site]
-            tasks[site] = SiteTask(site, index, seed, self._states.get(site))
+            tasks[site] = SiteTask(site, self._numbers[site], seed, self._states.get(site))
         return tasks
 
     def up_to_date(self, tasks: Mapping[str, SiteTask]) -> Mapping[str, SiteTask]:

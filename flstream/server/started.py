@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.pooled_worker import Callback, ReportCallback, SiteLost
@@ -19,6 +20,20 @@ from flstream.telemetry.events import WorkerActivity
 
 # Seconds that a killed process may take to be gone.
 _END_SECONDS = 10.0
+
+
+class SmallTrainings(NamedTuple):
+    """Small trainings alike that a worker is to have in one task.
+
+    Attributes:
+        most: How many it may have at most.
+        bytes_down: Bytes of the model that each site is sent.
+        trainings: Those that were started.
+    """
+
+    most: int
+    bytes_down: int
+    trainings: list[SiteTraining]
 
 
 class StartedTrainings:
@@ -37,7 +52,7 @@ class StartedTrainings:
         self._queue = SiteQueue([])
         # Those that workers are yet to be given: new ones, and small ones that travel together.
         self._waiting: deque[SiteTraining] = deque()
-        self._small: dict[object, list[SiteTraining]] = {}
+        self._small: dict[object, SmallTrainings] = {}
         # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
         self._open: set[str] = set()
@@ -68,24 +83,29 @@ class StartedTrainings:
             if self.in_flight.get(site) is not training:
                 continue  # its answer was on record
             training.oldest = self._state.oldest_effect
-            batch = store.small_batch(training, len(self.in_flight))
-            if not batch:
-                run, plan = store.begin(training, is_read=True)
-                self._expect(training)
-                self._hand_out([training], run, own=plan.own)
-                continue
-            if training.times is not None:
-                training.times.arrive(site, store.bytes_down(training))
-                self._expect(training)
             alike = training.base.version, training.round, training.meta, training.seconds
-            group = self._small.setdefault(alike, [])
-            group.append(training)
-            if len(group) >= batch or training.times is None:
-                self._hand_out(group, store.begin_small(self._small.pop(alike)), own=False)
+            group = self._small.get(alike)
+            if group is None or training.parts is not None:
+                most = store.small_batch(training, len(self.in_flight))
+                if not most:
+                    run, plan = store.begin(training, is_read=True)
+                    self._expect(training)
+                    self._hand_out([training], run, own=plan.own)
+                    continue
+                group = self._small[alike] = SmallTrainings(most, store.bytes_down(training), [])
+            if training.times is not None:
+                training.times.arrive(site, group.bytes_down)
+                self._expect(training)
+            group.trainings.append(training)
+            if len(group.trainings) >= group.most or training.times is None:
+                self._hand_out_small(self._small.pop(alike))
         if at_once:
             while self._small:
-                _, group = self._small.popitem()
-                self._hand_out(group, store.begin_small(group), own=False)
+                self._hand_out_small(self._small.popitem()[1])
+
+    def _hand_out_small(self, group: SmallTrainings) -> None:
+        run = self._state.update_store.begin_small(group.trainings)
+        self._hand_out(group.trainings, run, own=False)
 
     def _hand_out(self, group: Sequence[SiteTraining], run: TaskRun, *, own: bool) -> None:
         """Let a worker have trainings as one task, but those whose sites never train."""

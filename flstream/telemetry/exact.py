@@ -16,7 +16,6 @@ import numpy as np
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder()
-_AS_THEY_ARE = (str, bool, type(None))
 _INT64 = range(-(2**63), 2**64)
 
 
@@ -42,41 +41,56 @@ def decode_exact(data: msgspec.Raw | bytes) -> Any:
     return _value(_decoder.decode(data))
 
 
-def _plain(value: object) -> object:
-    if type(value) in _AS_THEY_ARE:  # most values
-        return value
-    match value:
-        case np.generic():
-            return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
-        case None | bool() | str():
-            return value
-        case int():
-            return value if value in _INT64 else {"$int": str(value)}
-        case float():
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        case bytes():
-            return {"$bytes": base64.b64encode(value).decode()}
-        case list():
-            return [_plain(item) for item in value]
-        case tuple():
-            return {"$tuple": [_plain(item) for item in value]}
-        case Mapping():
-            if all(type(key) is str and not key.startswith("$") for key in value):
-                return {key: _plain(item) for key, item in value.items()}
-            return {"$dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
+def _plain(value: Any) -> object:
+    if (plain := _PLAIN.get(type(value))) is not None:
+        return plain(value)
+    for kind, plain in _PLAIN_OF_OTHERS.items():
+        if isinstance(value, kind):
+            return plain(value)
     raise TypeError(f"a {type(value).__name__} cannot be kept in the journal")
 
 
+def _same(value: object) -> object:
+    return value
+
+
+def _plain_mapping(value: Mapping[Any, Any]) -> object:
+    for key in value:
+        if type(key) is not str or key.startswith("$"):
+            return {"$dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    return {key: _plain(item) for key, item in value.items()}
+
+
+_PLAIN: Mapping[type, Callable[[Any], object]] = {
+    type(None): _same,
+    bool: _same,
+    str: _same,
+    int: lambda value: value if value in _INT64 else {"$int": str(value)},
+    float: lambda value: value if math.isfinite(value) else {"$float": repr(value)},
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+    list: lambda value: [_plain(item) for item in value],
+    tuple: lambda value: {"$tuple": [_plain(item) for item in value]},
+    dict: _plain_mapping,
+}
+# NumPy's scalars first, some of which are floats, too.
+_PLAIN_OF_OTHERS: Mapping[type, Callable[[Any], object]] = {
+    np.generic: lambda value: {
+        "$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]
+    },
+    **_PLAIN,
+    Mapping: _plain_mapping,
+}
+
+
 def _value(plain: Any) -> Any:
-    match plain:
-        case list():
-            return [_value(item) for item in plain]
-        case dict() if len(plain) == 1 and (key := next(iter(plain))).startswith("$"):
+    if type(plain) is dict:
+        if len(plain) == 1 and (key := next(iter(plain))).startswith("$"):
             if key not in _KINDS:
                 raise ValueError(f"{key!r} is no kind of value")
             return _KINDS[key](plain[key])
-        case dict():
-            return {key: _value(item) for key, item in plain.items()}
+        return {key: _value(item) for key, item in plain.items()}
+    if type(plain) is list:
+        return [_value(item) for item in plain]
     return plain
 
 
