@@ -16,7 +16,6 @@ from flstream.runs.model_files import OPTIMIZER, body_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import StateVersion
 from flstream.runs.summary import Summary
-from flstream.server.effects import encode_result
 from flstream.server.round_totals import FoldResult
 from flstream.server.training import TaskCost, TrainResult
 from flstream.telemetry.event_log import EventLog
@@ -38,6 +37,7 @@ from flstream.telemetry.events import (
     Transfer,
     Warned,
 )
+from flstream.telemetry.exact import encode_record
 
 SITES = ["site-1", "site-2"]
 WARNING = "the sites train when they are asked to evaluate"
@@ -84,7 +84,7 @@ def record(effect: int, name: str, number: int, result: Any, **more: Any) -> Eff
         round=number,
         request=f"{name} in round {number}",
         arguments="a" * 32,
-        result=encode_result(result),
+        result=encode_record(result),
         **more,
     )
 

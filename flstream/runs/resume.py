@@ -25,7 +25,6 @@ from flstream.telemetry.events import (
     ModelRecord,
     RunResumed,
 )
-from flstream.telemetry.exact import decode_exact
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -192,7 +191,7 @@ class _WaitingUpdate(NamedTuple):
 def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
     """Yield the updates that an effect has left in files."""
     if record.name in ("train", "next"):
-        result: Any = decode_exact(record.result)
+        result: Any = msgspec.json.decode(record.result)
         number, trained = result.get("start", record.effect), result.get("train", result)
         for site, (digest, *_) in trained.get("files", {}).items():
             base = trained.get("base", 0)
@@ -220,12 +219,12 @@ def _flaw_after(
             # The program may refer to them no more, and their files are gone then.
             dropped |= waiting.keys()
         elif record.name == "start":
-            in_flight[record.effect] = decode_exact(record.result)
+            in_flight[record.effect] = msgspec.json.decode(record.result)
         elif record.name == "next":
-            in_flight.pop(decode_exact(record.result)["start"], None)
+            in_flight.pop(msgspec.json.decode(record.result)["start"], None)
     for record in content.effects[len(effects) :]:
         if record.model is not None:
-            used = decode_exact(record.result)["updates"]
+            used = msgspec.json.decode(record.result)["updates"]
             dropped -= {(number, site) for number, sites in used for site in sites}
     # A later workflow of a list has cancelled what an earlier one left in flight.
     bases = set(in_flight.values()) if len(job.stages) == 1 else set()
@@ -244,7 +243,7 @@ def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersio
     """Return the sites and versions of their states after some effects."""
     newest: dict[str, StateVersion] = {}
     for record in records:
-        result: Any = decode_exact(record.result) if record.name != "start" else None
+        result: Any = msgspec.json.decode(record.result) if record.name != "start" else None
         trained = result if record.name == "train" else (result or {}).get("train")
         if trained is None:
             continue

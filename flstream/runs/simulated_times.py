@@ -112,13 +112,9 @@ class _Next(msgspec.Struct):
     train: _Train
 
 
-class _Pair(msgspec.Struct):
-    pair: tuple[int, list[str]] = msgspec.field(name="$tuple")
-
-
 class _Fold(msgspec.Struct):
     refused: dict[str, str]
-    updates: list[_Pair]
+    updates: list[tuple[int, list[str]]]
     train: _Train | None = None
 
 
@@ -186,8 +182,7 @@ class SimulatedTimes:
                 self.folds, self.folds_apart = self.folds[::2], 2 * self.folds_apart
             self.folds.append(self.now)
         self._fold_count += 1
-        for update in fold.updates:
-            number, names = update.pair
+        for number, names in fold.updates:
             # A base so old that it is forgotten is not the last.
             is_stale = self._bases.get(number, -1) < version - 1
             for name in names:

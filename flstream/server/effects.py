@@ -10,10 +10,13 @@ import xxhash
 
 from flstream.errors import ReplayMismatchError
 from flstream.telemetry.events import UNSYNCED, EffectDone, Emit, ModelRecord
-from flstream.telemetry.exact import decode_exact, encode_exact
+from flstream.telemetry.exact import decode_record, encode_record
 from flstream.telemetry.halts import halt_at
 
 ResultT = TypeVar("ResultT")
+
+# NumPy's numbers, of weights that a workflow computes, are not msgspec's.
+_arguments = msgspec.msgpack.Encoder(enc_hook=repr)
 
 
 class Effect(NamedTuple, Generic[ResultT]):
@@ -79,13 +82,15 @@ class EffectJournal:
             kind: Kind of the effect, such as ``fold``.
             round_number: Round in which it was requested.
             request: Description of the request, for messages.
-            arguments: All that decides what comes of it, as :func:`encode_exact` takes it.
+            arguments: All that decides what comes of it: plain values, and lists and mappings of
+                them.
             do: Function that does the effect of this number, leaves durable files, and returns its
-                result, which msgspec can convert, with the model that it made; None for none.
+                result, as :func:`encode_record` takes it, with the model that it made; None for
+                none.
             result_type: Type of its result.
             is_provisional: Whether it is an evaluation that is due only as its round is the last.
         """
-        digest = xxhash.xxh3_128_hexdigest(encode_exact(arguments))
+        digest = xxhash.xxh3_128_hexdigest(_arguments.encode(arguments))
         is_known = self.asked < len(self._records)
         self.asked += 1
         if is_known:
@@ -104,7 +109,7 @@ class EffectJournal:
             arguments=digest,
             is_provisional=is_provisional,
             model=model,
-            result=encode_result(result),
+            result=encode_record(result),
         )
         halt_at("record")
         (self._emit if is_synced else self._emit_later)(record)
@@ -125,11 +130,5 @@ def _check_same(record: EffectDone, kind: str, request: str, digest: str) -> Non
     )
 
 
-def encode_result(result: object) -> msgspec.Raw:
-    """Encode the result of an effect for the journal."""
-    return encode_exact(msgspec.to_builtins(result, builtin_types=(bytes,)))
-
-
 def _effect(record: EffectDone, kind: type[ResultT], *, is_new: bool) -> Effect[ResultT]:
-    result = msgspec.convert(decode_exact(record.result), kind)
-    return Effect(record.effect, result, record.model, is_new)
+    return Effect(record.effect, decode_record(record.result, kind), record.model, is_new)

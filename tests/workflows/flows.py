@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 from run_fixtures import Jobs
 from training_scripts import noisy, of_kind
 
 from flstream.telemetry.events import EffectDone
-from flstream.telemetry.exact import decode_exact
 
 # The beginning of every file. A program notes in a file what the test is to know of it.
 _PRELUDE = '''
@@ -149,7 +149,7 @@ def numbered(*kinds: str) -> list[str]:
 
 def result(record: EffectDone):
     """Result of an effect, from its record."""
-    return decode_exact(record.result)
+    return msgspec.json.decode(record.result)
 
 
 def models(run) -> list[str]:

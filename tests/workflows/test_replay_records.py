@@ -1,9 +1,11 @@
 """The journal's records of effects: what they hold, when they count, and what programs see."""
 
 from flows import models, numbered, records, result, shape
+from msgspec import structs
 from training_scripts import adding, plain
 
 from flstream.server import effects
+from flstream.server.training import TrainResult
 
 
 def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
@@ -21,7 +23,7 @@ def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):
     train, fold, evaluate = map(result, found[:3])
     assert (train["sites"], train["weights"]) == (["site-1", "site-2"], [1.0, 2.0])
     assert fold["weights"] == {"site-1": 1.0, "site-2": 2.0}
-    assert fold["updates"] == [(1, ["site-1", "site-2"])]
+    assert fold["updates"] == [[1, ["site-1", "site-2"]]]
     assert list(evaluate["metrics"]) == ["accuracy"]
 
 
@@ -81,16 +83,16 @@ def test_values_travel_both_ways_and_are_the_same_live_and_on_replay(flows):
 
 
 def test_a_program_sees_what_the_record_holds_and_no_more(flows, monkeypatch):
-    def marked(data, decode=effects.decode_exact):
-        value = decode(data)
-        if isinstance(value, dict) and "weights" in value and "sites" in value:
-            value["weights"] = [7.0 for _ in value["weights"]]
+    def marked(data, kind, decode=effects.decode_record):
+        value = decode(data, kind)
+        if kind is TrainResult:
+            return structs.replace(value, weights=[7.0 for _ in value.weights])
         return value
 
     text = """
     see([each.weight for each in run.train(model, run.sites)])
     """
-    monkeypatch.setattr(effects, "decode_exact", marked)
+    monkeypatch.setattr(effects, "decode_record", marked)
     flows.finish(text, "rounds=1")
     assert flows.seen() == ["[7.0, 7.0]"]
 
