@@ -33,6 +33,8 @@ from flstream.job.distributions import (
     DrawnRate,
     DrawnSize,
     DrawnSpeed,
+    Lognormal,
+    Uniform,
     draw,
     number_of,
 )
@@ -169,6 +171,12 @@ def _fleet(value: Any, info: ValidationInfo) -> FleetFile:
     return FleetFile(path, tuple(rows), sites)
 
 
+class _Device(NamedTuple):
+    name: str
+    quantities: Mapping[str, float | Lognormal | Uniform]  # what sites draw their values from
+    available: AnyAvailability | None
+
+
 def _share_problems(devices: Mapping[Any, DeviceSection | FleetRow]) -> Iterator[Problem]:
     """Yield the problem of shares that do not add up to 1."""
     shares = [device.share for device in devices.values() if device.share is not None]
@@ -211,8 +219,8 @@ class DevicesSection(Section):
     sections, the column device names one, which has what the row leaves out.
     """
 
-    _drawn: tuple[Sequence[FleetRow], Sequence[float]] = PrivateAttr(((), ()))
-    """Rows or sections that sites draw, and the sum of the shares up to each."""
+    _drawn: tuple[Sequence[_Device], Sequence[float]] = PrivateAttr(((), ()))
+    """Devices that sites draw, and the sum of the shares up to each."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -222,8 +230,21 @@ class DevicesSection(Section):
         if self.file is not None and not self.file.sites:
             rows = self.file.rows
         shares = (1 / len(rows) if row.share is None else row.share for row in rows)
-        self._drawn = rows, [*accumulate(shares)]
+        self._drawn = [*map(self._device, rows)], [*accumulate(shares)]
         return self
+
+    def _device(self, row: FleetRow) -> _Device:
+        """The device of a row, with what its section has where the row leaves it out."""
+        section = self.named.get(row.device or "", _ORDINARY)
+        quantities = {
+            key: getattr(section, key) if (own := getattr(row, key)) is None else own
+            for key in _LIMITS
+        }
+        return _Device(
+            row.device or (self.file.path.stem if self.file else ""),
+            {key: quantity for key, quantity in quantities.items() if quantity is not None},
+            section.available,
+        )
 
     def _problems(self) -> Iterator[Problem]:
         for name in self.named:
@@ -273,27 +294,25 @@ class DevicesSection(Section):
         if not self.is_on:
             return SiteDevice(up=link.up, down=link.down, latency=link.latency)
         row = None if self.file is None else self.file.sites.get(site)
-        if row is None:
-            rows, ends = self._drawn
+        if row is not None:
+            device = self._device(row)
+        else:
+            devices, ends = self._drawn
             place = bisect_right(ends, number_of("devices", seed, "device", site))
             # The sum of all shares may be a little below 1.
-            row = rows[min(place, len(rows) - 1)]
-        section = self.named.get(row.device or "", _ORDINARY)
-
-        def drawn(key: str) -> float | None:
-            own = getattr(row, key)
-            quantity = getattr(section, key) if own is None else own
-            return draw(quantity, _LIMITS[key], "devices", seed, key, site)
-
-        up, down, latency, memory = map(drawn, ("up", "down", "latency", "memory"))
-        available: AnyAvailability | None = section.available
+            device = devices[min(place, len(devices) - 1)]
+        values = {
+            key: draw(quantity, _LIMITS[key], "devices", seed, key, site)
+            for key, quantity in device.quantities.items()
+        }
+        memory, available = values.pop("memory", None), device.available
         return SiteDevice(
-            name=row.device or (self.file.path.stem if self.file else ""),
-            speed=drawn("speed") or 1.0,
-            up=link.up if up is None else up,
-            down=link.down if down is None else down,
-            latency=link.latency if latency is None else latency,
+            name=device.name,
+            speed=values.get("speed", 1.0),
+            up=values.get("up", link.up),
+            down=values.get("down", link.down),
+            latency=values.get("latency", link.latency),
             memory=None if memory is None else round(memory),
-            dropout=drawn("dropout") or 0.0,
+            dropout=values.get("dropout", 0.0),
             availability=None if available is None else available.availability(seed, site),
         )

@@ -166,9 +166,9 @@ DrawnSize = _Drawn[_Size, _LognormalSize, _UniformSize]
 
 
 def draw(
-    quantity: float | Lognormal | Uniform | None, limits: tuple[float, float], *name: str | int
-) -> float | None:
-    """Return a site's value of a quantity, within limits; None for a quantity that is null.
+    quantity: float | Lognormal | Uniform, limits: tuple[float, float], *name: str | int
+) -> float:
+    """Return a site's value of a quantity, within limits.
 
     Args:
         quantity: Value that all sites have, or the distribution that they draw from.

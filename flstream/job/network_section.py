@@ -155,9 +155,8 @@ class NetworkSection(LinkSection):
         for key, limits in _LIMITS.items():
             is_own = own is not None and key in own.model_fields_set
             value = getattr(own if is_own else self, key)
-            value = draw(value, limits, "network", seed, key, site)
             if value is not None:
-                values[key] = value
+                values[key] = draw(value, limits, "network", seed, key, site)
         return NetworkLink(**values, trace=self.traces.sites.get(site, ()) if self.traces else ())
 
     def links(self, sites: Iterable[str], seed: int) -> dict[str, NetworkLink]:
