@@ -222,7 +222,7 @@ def _flaw_after(
         elif record.name == "start":
             in_flight[record.effect] = decode_exact(record.result)
         elif record.name == "next":
-            in_flight.pop(decode_exact(record.result)["start"], None)
+            in_flight.pop(decode_exact(record.result).get("start"), None)
     for record in content.effects[len(effects) :]:
         if record.model is not None:
             used = decode_exact(record.result)["updates"]

@@ -71,6 +71,7 @@ class Fleet:
         idle: Sites that may be asked, and have no training in flight.
         in_flight: Sites with one.
         places: The place of each site in their fixed order, from 0, by its name.
+        arrivals: How often a site has come back.
     """
 
     def __init__(self, job: Job) -> None:
@@ -79,6 +80,7 @@ class Fleet:
         self.places = {name: place for place, name in enumerate(self._names)}
         self.idle = SiteSet(self._names)
         self.in_flight = SiteSet()
+        self.arrivals = 0
         self._benched: set[str] = set()
         # Devices of the sites that were asked: each remembers where its periods were.
         self._devices: dict[str, SiteDevice] = {}
@@ -176,6 +178,7 @@ class Fleet:
             self.idle.discard(site)
             change: int | None = there
         else:
+            self.arrivals += site in self._away
             self._away.discard(site)
             if site not in self.in_flight and site not in self._benched:
                 self.idle.add(site)

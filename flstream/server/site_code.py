@@ -9,6 +9,7 @@ from flstream.job.bodies import (
     CONTROL,
     DITTO_LAMBDA,
     FEDDYN_ALPHA,
+    KEEPS_MOMENTS,
     PERSONAL,
     PROXIMAL_MU,
     RESIDUAL,
@@ -86,6 +87,7 @@ _READERS = {
     FEDDYN_ALPHA: "flare.DynamicRegulariser(net)",
     RESIDUAL: "flare.base_model()",
     CONTROL: "flare.ScaffoldControl(net, model)",
+    KEEPS_MOMENTS: "flare.outer_steps(net, optimizer)",
     OPTIMIZER_PARAMS: "model.optimizer_params",
 }
 
