@@ -87,7 +87,6 @@ _READERS = {
     FEDDYN_ALPHA: "flare.DynamicRegulariser(net)",
     RESIDUAL: "flare.base_model()",
     CONTROL: "flare.ScaffoldControl(net, model)",
-    KEEPS_MOMENTS: "flare.outer_steps(net, optimizer)",
     OPTIMIZER_PARAMS: "model.optimizer_params",
 }
 
@@ -99,7 +98,8 @@ class SentValues:
     """
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        # What reads it reads the inner steps, too, of which there is a warning.
+        self._known = {KEEPS_MOMENTS}
 
     def unread(self, stage: Stage, number: int, answers: Iterable[SiteAnswer]) -> list[str]:
         """Return a warning for each value that is new, and that no site's code has read."""
