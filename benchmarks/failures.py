@@ -84,7 +84,7 @@ class Figures(NamedTuple):
     stale: float
 
 
-def figures(path: Path) -> Figures:
+def add_up(path: Path, learners: int = LEARNERS) -> Figures:
     """Add up the journal of a run."""
     trained: dict[tuple[int, str], float] = {}
     base: dict[int, int] = {}
@@ -112,8 +112,8 @@ def figures(path: Path) -> Figures:
                 stale += len(sites) * (base[number] < record.model.version - 1)
     seconds = ended / NANOSECONDS
     return Figures(
-        useful / NANOSECONDS / LEARNERS / seconds,
-        statistics.mean(lost) / NANOSECONDS,
+        useful / NANOSECONDS / learners / seconds,
+        statistics.mean(lost or [0.0]) / NANOSECONDS,
         len(lost),
         folds / seconds,
         stale / updates,
@@ -122,10 +122,10 @@ def figures(path: Path) -> Figures:
 
 def measure(settings: Sequence[str]) -> Figures:
     """Run the job with some settings."""
-    found: list[Figures] = []
+    measured: list[Figures] = []
     with tempfile.TemporaryDirectory() as folder:
-        run(JOB, Path(folder), *settings, check=lambda path: found.append(figures(path)))
-    return found[0]
+        run(JOB, Path(folder), *settings, check=lambda path: measured.append(add_up(path)))
+    return measured[0]
 
 
 def main() -> None:
@@ -138,15 +138,15 @@ def main() -> None:
     args = parser.parse_args()
     measured: dict[str, list[Figures]] = {}
     for variant in VARIANTS:
-        found: list[Figures] = measured.setdefault(variant.name, [])
+        runs: list[Figures] = measured.setdefault(variant.name, [])
         for seed in range(1, args.seeds + 1):
             settings = [f"seed={seed}", f"workflow={variant.workflow}"]
             settings += [f"rounds={round(args.seconds * variant.steps)}", *args.set]
-            found.append(measure(settings))
+            runs.append(measure(settings))
     rows = []
-    for name, found in measured.items():
-        middle = Figures(*(statistics.median(column) for column in zip(*found, strict=True)))
-        low, high = min(found).goodput, max(found).goodput
+    for name, runs in measured.items():
+        middle = Figures(*(statistics.median(column) for column in zip(*runs, strict=True)))
+        low, high = min(runs).goodput, max(runs).goodput
         rows.append(
             (
                 name,
@@ -167,7 +167,7 @@ def main() -> None:
     )
     print_table(heads, rows)
     if args.json is not None:
-        plain = {name: [each._asdict() for each in found] for name, found in measured.items()}
+        plain = {name: [row._asdict() for row in runs] for name, runs in measured.items()}
         args.json.write_text(json.dumps(plain, indent=1))
 
 
