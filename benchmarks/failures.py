@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -143,6 +144,7 @@ def main() -> None:
             settings = [f"seed={seed}", f"workflow={variant.workflow}"]
             settings += [f"rounds={round(args.seconds * variant.steps)}", *args.set]
             runs.append(measure(settings))
+            print(f"{variant.name}, seed {seed}: {runs[-1].goodput:.1%}", file=sys.stderr)
     rows = []
     for name, runs in measured.items():
         middle = Figures(*(statistics.median(column) for column in zip(*runs, strict=True)))
