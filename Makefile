@@ -83,7 +83,7 @@ bench-large: $(VENV)/.installed-hf ## Measure models larger than memory at every
 bench-diloco: $(STAMP) ## Measure DiLoCo beside data-parallel training over thin links (90 minutes, resumes; ARGS=--quick for 10)
 	$(BIN)/python benchmarks/diloco.py $(ARGS)
 
-bench-failures: $(STAMP) ## Measure DiLoCo with learners that fail, on the virtual clock (15 minutes; ARGS='--seconds 60')
+bench-failures: $(STAMP) ## Measure DiLoCo with learners that fail, on the virtual clock (20 minutes; ARGS='--seconds 60')
 	$(BIN)/python benchmarks/failures.py $(ARGS)
 
 bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sites (20 GiB of memory, 45 GiB of disk; resumes)

@@ -132,7 +132,7 @@ def measure(settings: Sequence[str]) -> Figures:
 def main() -> None:
     """Run each variant with several seeds, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=int, default=400, help="of simulated time, roughly")
+    parser.add_argument("--seconds", type=int, default=300, help="of simulated time, roughly")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], help="override of the job file")
     parser.add_argument("--json", type=Path, help="file for the figures of each seed")
