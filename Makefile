@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-diloco bench-nvflare-table bench-peers against science digests clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-diloco bench-failures bench-nvflare-table bench-peers against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -82,6 +82,9 @@ bench-large: $(VENV)/.installed-hf ## Measure models larger than memory at every
 
 bench-diloco: $(STAMP) ## Measure DiLoCo beside data-parallel training over thin links (90 minutes, resumes; ARGS=--quick for 10)
 	$(BIN)/python benchmarks/diloco.py $(ARGS)
+
+bench-failures: $(STAMP) ## Measure DiLoCo with learners that fail, on the virtual clock (20 minutes; ARGS='--seconds 60')
+	$(BIN)/python benchmarks/failures.py $(ARGS)
 
 bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sites (20 GiB of memory, 45 GiB of disk; resumes)
 	$(BIN)/python benchmarks/nvflare_table.py $(ARGS)

@@ -16,7 +16,7 @@ from flstream.client.fl_model import FLModel
 from flstream.client.optimizer_state import load_state, split_state
 from flstream.client.own_files import OWN_FOLDER, KeptTensors
 from flstream.errors import ClientError
-from flstream.job.bodies import INNER_STEPS, LATE_ALPHA, LATE_STEP, NUM_STEPS
+from flstream.job.bodies import INNER_STEPS, KEEPS_MOMENTS, LATE_ALPHA, LATE_STEP, NUM_STEPS
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
 
@@ -151,7 +151,8 @@ class OuterSteps:
         last = self._state.restore(own)
         model = self._receive(site_session, own)
         number_of_round = model.current_round or 0
-        if last is not None and INNER_STEPS in model.meta and last.round < number_of_round - 1:
+        begins_anew = INNER_STEPS in model.meta and not model.meta.get(KEEPS_MOMENTS)
+        if last is not None and begins_anew and last.round < number_of_round - 1:
             last = None  # it was left out of the segments since, or failed there
         if last is None:
             number, names = 0, list(model.params or {})

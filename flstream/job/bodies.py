@@ -33,6 +33,9 @@ NUM_STEPS = "NUM_STEPS_CURRENT_ROUND"
 INNER_STEPS = "inner_steps"
 """The number of inner steps of a segment."""
 
+KEEPS_MOMENTS = "keeps_moments"
+"""Whether a site keeps its optimizer's state that was left out of segments, or failed there."""
+
 LATE_STEP = "late_step"
 """The step of a segment, from 1, before which tensors are received that its model came without."""
 

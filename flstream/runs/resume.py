@@ -221,7 +221,7 @@ def _flaw_after(
         elif record.name == "start":
             in_flight[record.effect] = msgspec.json.decode(record.result)
         elif record.name == "next":
-            in_flight.pop(msgspec.json.decode(record.result)["start"], None)
+            in_flight.pop(msgspec.json.decode(record.result).get("start"), None)
     for record in content.effects[len(effects) :]:
         if record.model is not None:
             used = msgspec.json.decode(record.result)["updates"]

@@ -108,8 +108,9 @@ class _Train(msgspec.Struct):
 
 
 class _Next(msgspec.Struct):
-    start: int
-    train: _Train
+    start: int = 0
+    train: _Train | None = None
+    until: int = 0
 
 
 class _Fold(msgspec.Struct):
@@ -146,7 +147,9 @@ class SimulatedTimes:
                 self._add(event.effect, _TRAIN.decode(event.result))
             case "next":
                 done = _NEXT.decode(event.result)
-                self._add(done.start, done.train)
+                self.now = max(self.now, done.until)
+                if done.train is not None:
+                    self._add(done.start, done.train)
             case "fold" | "adopt" if event.model is not None:
                 fold = _FOLD.decode(event.result)
                 if fold.train is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -119,6 +120,22 @@ def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
         raise WorkflowError(
             f"run.{method}() was given timeout={timeout!r}; give it seconds above 0, or None for "
             "clients.round_timeout"
+        )
+
+
+def check_wait(within: Any, since: object) -> None:
+    """Refuse a limit of a wait that is of the wrong kind, or out of range."""
+    is_number = isinstance(within, int | float) and not isinstance(within, bool)
+    is_limit = is_number and (0 <= within <= _MOST_SECONDS or within == math.inf)
+    if within is not None and not is_limit:
+        raise WorkflowError(
+            f"run.next() was given within={within!r}; give it seconds from 0, math.inf, or None to "
+            "wait for an answer"
+        )
+    if since is not None and (within is None or not isinstance(since, Update)):
+        raise WorkflowError(
+            f"run.next() was given a {type(since).__name__} as since; give it an update from which "
+            "on within counts, and within"
         )
 
 

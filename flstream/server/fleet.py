@@ -86,6 +86,7 @@ class Fleet:
         idle: Sites that may be asked, and have no training in flight.
         in_flight: Sites with one.
         numbers: The number of each site in their fixed order, from 0, by its name.
+        arrivals: How often a site has come back.
     """
 
     def __init__(self, job: Job) -> None:
@@ -94,6 +95,7 @@ class Fleet:
         self._names = list(self.numbers)
         self.idle = SiteSet(self.numbers, is_full=True)
         self.in_flight = SiteSet(self.numbers, is_full=False)
+        self.arrivals = 0
         self._benched: set[str] = set()
         # Devices of the sites that were asked: each remembers where its periods were.
         self._devices: dict[str, SiteDevice] = {}
@@ -191,6 +193,7 @@ class Fleet:
             self.idle.discard(site)
             change: int | None = there
         else:
+            self.arrivals += site in self._away
             self._away.discard(site)
             if site not in self.in_flight and site not in self._benched:
                 self.idle.add(site)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.aggregation.tensor_fold import (
@@ -368,23 +368,39 @@ class Run:
         parts = _parts("start", receive, send, late)
         self._effects.trainings.start(site, model, timeout, parts, meta, optimizer_params)
 
+    @overload
+    def next(self, /, *, may_fail: bool = True) -> Update: ...
+
+    @overload
+    def next(
+        self, /, *, may_fail: bool = True, within: float, since: Update | None = None
+    ) -> Update | None: ...
+
     @uncatchable
-    def next(self, *, may_fail: bool = True) -> Update:
+    def next(
+        self, *, may_fail: bool = True, within: float | None = None, since: Update | None = None
+    ) -> Update | None:
         """Wait for the next answer of those in flight; its site is idle again.
 
         Args:
             may_fail: Whether the workflow goes on without the site where its training has failed.
                 If not, that ends the run without a record, and a resume trains the site again.
+            within: Most seconds to wait, by ``time.clock``; ``math.inf`` to wait until a device
+                comes back, if that is before an answer; None for an answer alone. Simulated time
+                passes with nothing in flight, too. On the wall clock, inline sites wait for each
+                other, and the limit does not count.
+            since: An update, from whose answer on these seconds count; None for now.
 
         Returns:
             The site's update, in a durable file, to be folded with others as
             ``FoldRule(base="own")`` does; or, where its training has failed, an update that is not
-            ``ok``, and whose ``failure`` says why.
+            ``ok``, and whose ``failure`` says why. None where the wait ended without an answer.
 
         Raises:
-            WorkflowError: No training is in flight.
+            WorkflowError: No training is in flight, and nothing else to wait for; or ``within`` is
+                no number from 0, or ``since`` no update.
         """
-        return self._effects.trainings.next(may_fail=may_fail)
+        return self._effects.trainings.next(may_fail=may_fail, within=within, since=since)
 
     @uncatchable
     def fold(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.job import Job
 from flstream.job.device import NANOSECONDS, SiteDevice, nanoseconds
@@ -18,6 +19,8 @@ from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
 
 if TYPE_CHECKING:
     from flstream.server.training import SiteTraining
+
+ResultT = TypeVar("ResultT")
 
 
 class SiteTime(NamedTuple):
@@ -55,6 +58,26 @@ class SimulatedClock:
     def wait_for(self, least: int) -> None:
         """Go on until so many sites may be asked."""
         self.now = self._fleet.wait_for(least, self.now)
+
+    def wait_until(self, limit: float, take: Callable[[float], ResultT | None]) -> ResultT | None:
+        """Wait for an answer up to a time, or without a limit until a site comes back.
+
+        Args:
+            limit: The time, in nanoseconds since the run began; infinity for none.
+            take: Takes the answer that comes up to a time; returns None where none does.
+
+        Returns:
+            The answer, up to whose time the clock is yet to go on; or None.
+        """
+        arrivals = self._fleet.arrivals
+        while True:
+            change = self._fleet.next_change()
+            stop = limit if change is None else min(limit, change)
+            if (taken := take(stop)) is not None or stop == math.inf:
+                return taken
+            self.go_on(int(stop))
+            if stop == limit or (limit == math.inf and self._fleet.arrivals > arrivals):
+                return None
 
     def task(self, tasks: Mapping[str, SiteTask], seconds: float) -> TaskTimes:
         """The times of a task's sites, which begin now.
@@ -267,11 +290,26 @@ class AnswerQueue:
         self._current.pop(number, None)
         heapq.heappush(self._answers, (time, number, site))
 
-    def take(self) -> str | None:
-        """Take the site of the next answer; None while another one may come before it."""
+    def take(self, limit: float = math.inf) -> str | None:
+        """Take the site of the next answer; None while another one may come before it.
+
+        Args:
+            limit: Time up to which it may come.
+        """
+        answers, bound = self._answers, self._earliest()
+        if not answers or answers[0][0] > limit or (bound and bound < answers[0][:2]):
+            return None
+        return heapq.heappop(answers)[2]
+
+    def is_over(self, limit: float) -> bool:
+        """Whether no answer that is not taken yet can come up to a time."""
+        bound = self._earliest()
+        times = [time for time, *_ in (*self._answers[:1], *([bound] if bound else ()))]
+        return all(time > limit for time in times)
+
+    def _earliest(self) -> tuple[int, int] | None:
+        """Return the earliest time of an answer that is to come, and the number of its start."""
         bounds = self._bounds
         while bounds and self._current.get(bounds[0][1]) != bounds[0][0]:
             heapq.heappop(bounds)
-        if not self._answers or (bounds and bounds[0] < self._answers[0][:2]):
-            return None
-        return heapq.heappop(self._answers)[2]
+        return bounds[0] if bounds else None

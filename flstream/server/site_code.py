@@ -9,6 +9,7 @@ from flstream.job.bodies import (
     CONTROL,
     DITTO_LAMBDA,
     FEDDYN_ALPHA,
+    KEEPS_MOMENTS,
     PERSONAL,
     PROXIMAL_MU,
     RESIDUAL,
@@ -97,7 +98,8 @@ class SentValues:
     """
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        # What reads it reads the inner steps, too, of which there is a warning.
+        self._known = {KEEPS_MOMENTS}
 
     def unread(self, stage: Stage, number: int, answers: Iterable[SiteAnswer]) -> list[str]:
         """Return a warning for each value that is new, and that no site's code has read."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -164,29 +166,47 @@ class StartedTrainings:
         else:
             self._simulated.settle(training.number, training.times.ends[site].time, site)
 
-    def first(self) -> tuple[SiteTraining, TaskRun]:
-        """Wait for the next answer, or the next site that has failed, and take it."""
-        self.give(at_once=False)
-        if (site := self._next_site()) is None:
-            self.give()
-            site = self._await_next()
-        return self.in_flight[site], self._runs.pop(site)
+    def first(self, limit: float = math.inf) -> tuple[SiteTraining, TaskRun] | None:
+        """Wait for the next answer, or the next site that has failed, and take it.
 
-    def _await_next(self) -> str:
+        Args:
+            limit: Time after which not to wait: nanoseconds since the run began by the virtual
+                clock, or seconds by the machine's monotonic one.
+
+        Returns:
+            Its training and task; None where none has come by then.
+        """
+        self.give(at_once=False)
+        site = self._next_site(limit)
+        if site is None and not (self._state.clock is not None and self._is_over(limit)):
+            self.give()
+            site = self._await_next(limit)
+        return None if site is None else (self.in_flight[site], self._runs.pop(site))
+
+    def _await_next(self, limit: float) -> str | None:
         assert self._events is not None
         state = self._state
         picture, number, waits = state.context.picture, state.round, state.update_store.waits
         picture.begin("training", number, len(self.in_flight), self._activities)
         events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
-        while (site := self._next_site()) is None:
+        is_over = False
+        while (site := self._next_site(limit)) is None and not is_over:
             has_moved = next(events)
             picture.emit_snapshot(at_once=not has_moved)
+            is_over = self._is_over(limit)
         return site
 
-    def _next_site(self) -> str | None:
+    def _next_site(self, limit: float) -> str | None:
         if self._over:
             return self._over.popleft()
-        return self._simulated.take()
+        return self._simulated.take(limit)
+
+    def _is_over(self, limit: float) -> bool:
+        """Whether it is too late to wait on: no answer can come up to a time, or it is past."""
+        if self._state.clock is not None:
+            return self._simulated.is_over(limit)
+        # Inline, sites wait for each other.
+        return time.monotonic() >= limit and not self._state.context.job.engine.is_inline
 
     def cancel(self) -> None:
         """Cancel what is in flight: the workflow has ended without asking for its answers."""

@@ -165,18 +165,20 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
         }
 
 
-class NextResult(msgspec.Struct, frozen=True):
-    """Result of a training in flight in the journal.
+class NextResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Result of a training in flight in the journal, or of a wait in which none has answered.
 
     Attributes:
         start: Number of the effect that started it.
         site: Its site.
-        train: What came of it.
+        train: What came of it; None where none has answered.
+        until: When such a wait ended by the virtual clock, in nanoseconds; 0 on the wall clock.
     """
 
-    start: int
-    site: str
-    train: TrainResult
+    start: int = 0
+    site: str = ""
+    train: TrainResult | None = None
+    until: int = 0
 
 
 @dataclass
@@ -228,6 +230,7 @@ class SiteTraining:
             before that is known.
         combines: Whether its fold combines groups of whole tensors.
         times: Simulated times of its sites; None on the wall clock.
+        taken_at: When its result was taken, by the machine's monotonic clock, in seconds.
         end: When it goes on before all sites have answered, on the virtual clock; None for never.
     """
 
@@ -254,6 +257,7 @@ class SiteTraining:
     late_model: Model | None = None
     whole: frozenset[str] | None = None
     times: TaskTimes | None = None
+    taken_at: float = 0.0
     end: RoundEnd | None = None
 
     @property

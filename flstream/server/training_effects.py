@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from msgspec import structs
 
 from flstream.errors import MisfitError, SimulationError, WorkflowError
+from flstream.job.device import nanoseconds
 from flstream.model.selection import ModelParts, Part
 from flstream.server.arguments import (
     check_idle,
@@ -17,6 +19,7 @@ from flstream.server.arguments import (
     check_sites_and_timeout,
     check_training,
     check_values,
+    check_wait,
 )
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collector import ResultCollector
@@ -38,6 +41,9 @@ from flstream.worker.meta import pack_values
 
 WHOLE_MODEL = ModelParts()
 
+# Waits in a row, for each site, after which nobody is waited for with nothing in flight.
+_MOST_IDLE_WAITS = 1000
+
 ValueT = TypeVar("ValueT")
 
 
@@ -53,6 +59,8 @@ class TrainingEffects:
         self.started = StartedTrainings(state)
         # Trainings that were neither read nor folded yet.
         self._pending: list[SiteTraining] = []
+        # Waits with nothing in flight since the last start.
+        self._idle_waits = 0
 
     def ask(
         self,
@@ -131,17 +139,23 @@ class TrainingEffects:
             lambda _: (model.version, None),
             int,
         )
-        training.number = started.number
+        training.number, self._idle_waits = started.number, 0
         if state.clock is not None:
             training.times = state.clock.task(training.tasks, training.seconds)
         self.started.add(training)
         if state.journal.is_live:
             self.started.give(at_once=False)
 
-    def next(self, *, may_fail: bool) -> Update:
+    def next(
+        self, *, may_fail: bool, within: float | None = None, since: Update | None = None
+    ) -> Update | None:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
         state, in_flight = self._state, self.started.in_flight
         state.check_round("next")
+        check_wait(within, since)
+        limit = self._limit(within, since)
+        if not in_flight and within is not None and self._lets_time_pass(limit):
+            return None
         if not in_flight:
             hint = "start one with run.start() first"
             if not state.sites:
@@ -158,7 +172,13 @@ class TrainingEffects:
 
         def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
-            training, run = self.started.first()
+            if state.clock is None or within is None:
+                first = self.started.first(limit)
+            else:
+                first = state.clock.wait_until(limit, self.started.first)
+            if first is None:
+                return NextResult(until=state.now), None
+            training, run = first
             ended = time.monotonic()
             arrived = min(max(run.arrived_at, began), ended)
             cost = TaskCost(arrived - began, ended - arrived, down=run.down)
@@ -172,8 +192,17 @@ class TrainingEffects:
             (site,) = training.tasks
             return NextResult(training.number, site, result), None
 
-        count = len(in_flight)
-        done = state.journal.once("next", state.round, "next()", count, do, NextResult).result
+        request, count = "next()", len(in_flight)
+        arguments: object = count
+        if within is not None:
+            source = None if since is None else [since.training.number, since.site]
+            request, arguments = f"next(within={within:g})", [count, float(within), source]
+        done = state.journal.once("next", state.round, request, arguments, do, NextResult).result
+        if state.clock is not None and within is not None:
+            # Sites that came or went before the answer had done so by now, also where it is new.
+            state.clock.go_on(done.until if done.train is None else done.train.ended - 1)
+        if done.train is None:
+            return None
         training = self.started.take(done.site)
         self._take(training, done.train)
         state.settle_failures()
@@ -182,6 +211,27 @@ class TrainingEffects:
         return Update(
             done.site, 0.0, {}, training.base, training, failure=training.failures()[done.site]
         )
+
+    def _limit(self, within: float | None, since: Update | None) -> float:
+        """The time up to which to wait for an answer: see :meth:`StartedTrainings.first`."""
+        clock = self._state.clock
+        if within is None or math.isinf(within):
+            return math.inf
+        if clock is None:
+            return (time.monotonic() if since is None else since.training.taken_at) + within
+        return (clock.now if since is None else since.training.settled().ended) + nanoseconds(
+            within
+        )
+
+    def _lets_time_pass(self, limit: float) -> bool:
+        """Wait with nothing in flight, on the virtual clock; return whether that is of any use."""
+        clock, numbers = self._state.clock, self._state.fleet.numbers
+        if clock is None or self._idle_waits > _MOST_IDLE_WAITS * len(numbers):
+            return False
+        self._idle_waits += 1
+        began = clock.now
+        clock.wait_until(limit, lambda _: None)
+        return clock.now > began or not math.isinf(limit)
 
     def _training(
         self,
@@ -386,7 +436,7 @@ class TrainingEffects:
 
     def _take(self, training: SiteTraining, result: TrainResult) -> None:
         state = self._state
-        training.result = result
+        training.result, training.taken_at = result, time.monotonic()
         if state.clock is not None:
             state.clock.go_on(result.ended)
         state.received.take(training, result.answers)

@@ -11,6 +11,7 @@ BUILT_IN = MappingProxyType(
         "evaluate": "flstream.workflows.evaluate:evaluate",
         "swarm": "flstream.workflows.swarm:swarm",
         "diloco": "flstream.workflows.diloco:diloco",
+        "decoupled_diloco": "flstream.workflows.decoupled_diloco:decoupled_diloco",
         "ditto": "flstream.workflows.ditto:ditto",
         "feddyn": "flstream.workflows.feddyn:feddyn",
         "fedper": "flstream.workflows.fedper:fedper",

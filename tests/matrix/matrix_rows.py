@@ -127,6 +127,14 @@ ROWS: Mapping[str, Row] = MappingProxyType(
             )
         ),
         "fedasync": Row((workflow("fedasync", "concurrency=2", "staleness=hinge"), VIRTUAL)),
+        "decoupled diloco": Row(
+            (
+                "train.script=outer.py",
+                workflow("decoupled_diloco", "inner_steps=3", "quorum=2", "grace=1 ms", *OUTER),
+                VIRTUAL,
+                "devices={learner {available {up_for=20 ms, down_for=5 ms}}}",
+            )
+        ),
         "over-selection": Row(
             (
                 VIRTUAL,

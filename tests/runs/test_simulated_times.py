@@ -85,12 +85,13 @@ def test_an_update_is_stale_that_is_folded_into_a_later_model_than_the_next():
         fold(5, 1, [(1, ["site-1"])]),
         answer(6, 2, "site-2", 0, 3, base=0),
         answer(7, 3, "site-1", 1, 3, base=1),
-        fold(8, 2, [(2, ["site-2"]), (3, ["site-1"])]),
+        record(8, "next", 1, NextResult(until=5 * SECOND)),
+        fold(9, 2, [(2, ["site-2"]), (3, ["site-1"])]),
     )  # fmt: skip
     assert bars(times, "site-1") == [(0, 1, "folded"), (1, 3, "folded")]
     assert bars(times, "site-2") == [(0, 3, "stale")]
     assert times.sites["site-2"].stale == 1
-    assert list(times.folds) == [SECOND, 4 * SECOND]
+    assert list(times.folds) == [SECOND, 5 * SECOND]  # the last one after a wait
 
 
 @pytest.mark.parametrize("name", ["fold", "adopt"])

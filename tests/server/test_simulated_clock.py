@@ -1,5 +1,6 @@
 """Simulated times by hand: arrivals, answers, dropouts, deadlines, the order of answers."""
 
+import math
 import random
 from dataclasses import dataclass
 from fractions import Fraction
@@ -11,7 +12,7 @@ from flstream.errors import SimulationError
 from flstream.job.device import SiteDevice, nanoseconds
 from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
 from flstream.server.fleet import Fleet
-from flstream.server.simulated_clock import AnswerQueue, SiteTime, TaskTimes
+from flstream.server.simulated_clock import AnswerQueue, SimulatedClock, SiteTime, TaskTimes
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
 
 MS = 1_000_000
@@ -205,6 +206,19 @@ def test_the_order_of_answers_is_that_of_their_times_however_they_come():
         assert taken == expected
 
 
+def test_a_wait_is_over_once_no_answer_can_come_up_to_its_limit():
+    queue = AnswerQueue()
+    assert queue.is_over(10)  # with nothing in flight
+    queue.begin(1, 5)
+    queue.begin(2, 8)
+    queue.settle(2, 9, "b")
+    assert not queue.is_over(5)  # the first may come at that very time
+    assert (queue.take(8), queue.is_over(4)) == (None, True)
+    queue.begin(1, 30)
+    assert (queue.take(8), queue.is_over(8), queue.is_over(9)) == (None, True, False)
+    assert (queue.take(9), queue.is_over(29), queue.is_over(30)) == ("b", True, False)
+
+
 def test_the_seconds_of_an_example_are_exact():
     assert TimeSection(seconds_per_example=0.1).seconds_of(3.0) == Fraction(3, 10)
 
@@ -230,6 +244,21 @@ class Turns:
 
     def next_gone(self, now):
         return now + 1 + (self.place - now - 1) % 3
+
+
+def test_a_wait_without_a_limit_ends_once_a_site_is_back_or_something_comes():
+    fleet = Fleet(Fleetful())
+    clock = SimulatedClock(SimpleNamespace(time=None), fleet)
+    asked = []
+    assert clock.wait_until(math.inf, lambda stop: asked.append(stop)) is None
+    assert (clock.now, fleet.sites) == (1, ["a", "c"])
+    assert asked == [1]
+    # With one, whoever comes and goes before it.
+    assert clock.wait_until(3, lambda stop: asked.append(stop)) is None
+    assert (clock.now, fleet.sites, set(asked)) == (3, ["b", "c"], {1, 2, 3})
+    # The clock is yet to go on to what comes.
+    assert clock.wait_until(9, lambda stop: "answer" if stop >= 5 else None) == "answer"
+    assert clock.now == 4
 
 
 def test_a_fleet_waits_until_enough_sites_are_there_and_says_if_they_never_are():

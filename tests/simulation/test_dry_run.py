@@ -42,6 +42,7 @@ DUE = {
     "diloco, args{overlap=1}": "4 x start, 4 x next, 4 x start, fold, evaluate",
     "fedbuff, args{buffer_size=2, concurrency=2}": "2 x start, next, start, next, fold, evaluate",
     "fedasync, args{concurrency=2}": "2 x start, next, fold, evaluate",
+    "decoupled_diloco": "4 x start, 4 x next, fold, evaluate",
     "ditto": "train 4 sites, fold, evaluate",
     'fedper, args{personal=["^layers.7"]}': "train 4 sites, fold, evaluate",
     "swarm": "train 4 sites, fold at a site, evaluate",
@@ -109,7 +110,7 @@ def everything(run, args):
         for site in run.order(number, "random"):
             run.start(site, model)
         while run.in_flight:
-            answer = run.next()
+            answer = run.next(within=60)
             assert answer.ok and answer.base is model
         model = run.adopt([answer])
         if run.evaluate(model, meta={"a": 1})["accuracy"] > 0.5 or run.random("x").random() > 2:
