@@ -274,7 +274,7 @@ class TrainingEffects:
             arguments,
             f"{method}(model {model.version}, {brief_names(names)})",
             state.round,
-            state.program_line(),
+            state.program_line() if method == "train" else None,  # one that is started is used
             model,
             state.tasks.new("train", names, state.round),
             collector,
