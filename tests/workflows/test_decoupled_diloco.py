@@ -128,7 +128,7 @@ def test_a_learner_that_is_several_outer_steps_late_keeps_its_moments(jobs, how)
     rate = 'model={factory="model:Net"}', decoupled("quorum=1, inner_steps=2")
     script = SCRIPT.replace("examples=1 + ", "examples=1 + 3 * ")
     run = finished(jobs.run(script, VIRTUAL, QUIET, *rate, "rounds=9", *how, model=NET))
-    started = [each.round for each in records(run) if each.request.endswith("site-2)")]
+    started = [record.round for record in records(run) if record.request.endswith("site-2)")]
     assert started == [1, 4, 8]
     assert "new moments" not in (run.directory.site("site-2") / "log.txt").read_text()
 
@@ -142,7 +142,7 @@ if (site, number) == ("site-2", 2):
 
 def taken(run):
     """The sites in the order in which their answers were taken; None where none came in time."""
-    return [result(each).get("site") for each in records(run) if each.name == "next"]
+    return [result(record).get("site") for record in records(run) if record.name == "next"]
 
 
 def test_learners_that_are_killed_begin_again_and_a_resume_keeps_to_the_order(jobs):
@@ -164,12 +164,12 @@ import math
 def flow(run):
     model = run.initial_model()
     for number in run.rounds():
-        see(run.next(within=2.5), run.next(within=math.inf) if AWAY else None)
+        see(run.next(max_wait=2.5), run.next(max_wait=math.inf) if AWAY else None)
         for site in run.sites:
             run.start(site, model)
-        first = run.next(within=1)
-        see(first.site, run.next(within=0.5), run.next(within=0.5, since=first))
-        second, third = (run.next(within=2, since=first) for _ in range(2))
+        first = run.next(max_wait=1)
+        see(first.site, run.next(max_wait=0.5), run.next(max_wait=0.5, since=first))
+        second, third = (run.next(max_wait=2, since=first) for _ in range(2))
         see(second.site, third.site)
         break_off()
         model = run.fold(model, [first, second, third])
