@@ -123,19 +123,19 @@ def check_sites_and_timeout(method: str, sites: object, timeout: Any) -> None:
         )
 
 
-def check_wait(within: Any, since: object) -> None:
+def check_wait(max_wait: Any, since: object) -> None:
     """Refuse a limit of a wait that is of the wrong kind, or out of range."""
-    is_number = isinstance(within, int | float) and not isinstance(within, bool)
-    is_limit = is_number and (0 <= within <= _MOST_SECONDS or within == math.inf)
-    if within is not None and not is_limit:
+    is_number = isinstance(max_wait, int | float) and not isinstance(max_wait, bool)
+    is_limit = is_number and (0 <= max_wait <= _MOST_SECONDS or max_wait == math.inf)
+    if max_wait is not None and not is_limit:
         raise WorkflowError(
-            f"run.next() was given within={within!r}; give it seconds from 0, math.inf, or None to "
-            "wait for an answer"
+            f"run.next() was given max_wait={max_wait!r}; give it seconds from 0, math.inf, or "
+            "None to wait for an answer"
         )
-    if since is not None and (within is None or not isinstance(since, Update)):
+    if since is not None and (max_wait is None or not isinstance(since, Update)):
         raise WorkflowError(
-            f"run.next() was given a {type(since).__name__} as since; give it an update from which "
-            "on within counts, and within"
+            f"run.next() was given a {type(since).__name__} as since; give it an update, from "
+            "whose answer on the seconds of max_wait count, and max_wait"
         )
 
 

@@ -373,19 +373,19 @@ class Run:
 
     @overload
     def next(
-        self, /, *, may_fail: bool = True, within: float, since: Update | None = None
+        self, /, *, may_fail: bool = True, max_wait: float, since: Update | None = None
     ) -> Update | None: ...
 
     @uncatchable
     def next(
-        self, *, may_fail: bool = True, within: float | None = None, since: Update | None = None
+        self, *, may_fail: bool = True, max_wait: float | None = None, since: Update | None = None
     ) -> Update | None:
         """Wait for the next answer of those in flight; its site is idle again.
 
         Args:
             may_fail: Whether the workflow goes on without the site where its training has failed.
                 If not, that ends the run without a record, and a resume trains the site again.
-            within: Most seconds to wait, by ``time.clock``; ``math.inf`` to wait until a device
+            max_wait: Most seconds to wait, by ``time.clock``; ``math.inf`` to wait until a device
                 comes back, if that is before an answer; None for an answer alone. Simulated time
                 passes with nothing in flight, too. On the wall clock, inline sites wait for each
                 other, and the limit does not count.
@@ -397,10 +397,10 @@ class Run:
             ``ok``, and whose ``failure`` says why. None where the wait ended without an answer.
 
         Raises:
-            WorkflowError: No training is in flight, and nothing else to wait for; or ``within`` is
-                no number from 0, or ``since`` no update.
+            WorkflowError: No training is in flight, and nothing else to wait for; or ``max_wait``
+                is no number from 0, or ``since`` no update.
         """
-        return self._effects.trainings.next(may_fail=may_fail, within=within, since=since)
+        return self._effects.trainings.next(may_fail=may_fail, max_wait=max_wait, since=since)
 
     @uncatchable
     def fold(

@@ -147,14 +147,14 @@ class TrainingEffects:
             self.started.give(at_once=False)
 
     def next(
-        self, *, may_fail: bool, within: float | None = None, since: Update | None = None
+        self, *, may_fail: bool, max_wait: float | None = None, since: Update | None = None
     ) -> Update | None:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
         state, in_flight = self._state, self.started.in_flight
         state.check_round("next")
-        check_wait(within, since)
-        limit = self._limit(within, since)
-        if not in_flight and within is not None and self._lets_time_pass(limit):
+        check_wait(max_wait, since)
+        limit = self._limit(max_wait, since)
+        if not in_flight and max_wait is not None and self._lets_time_pass(limit):
             return None
         if not in_flight:
             hint = "start one with run.start() first"
@@ -172,7 +172,7 @@ class TrainingEffects:
 
         def do(_: int) -> tuple[NextResult, None]:
             began = time.monotonic()
-            if state.clock is None or within is None:
+            if state.clock is None or max_wait is None:
                 first = self.started.first(limit)
             else:
                 first = state.clock.wait_until(limit, self.started.first)
@@ -194,11 +194,11 @@ class TrainingEffects:
 
         request, count = "next()", len(in_flight)
         arguments: object = count
-        if within is not None:
+        if max_wait is not None:
             source = None if since is None else [since.training.number, since.site]
-            request, arguments = f"next(within={within:g})", [count, float(within), source]
+            request, arguments = f"next(max_wait={max_wait:g})", [count, float(max_wait), source]
         done = state.journal.once("next", state.round, request, arguments, do, NextResult).result
-        if state.clock is not None and within is not None:
+        if state.clock is not None and max_wait is not None:
             # Sites that came or went before the answer had done so by now, also where it is new.
             state.clock.go_on(done.until if done.train is None else done.train.ended - 1)
         if done.train is None:
@@ -212,16 +212,15 @@ class TrainingEffects:
             done.site, 0.0, {}, training.base, training, failure=training.failures()[done.site]
         )
 
-    def _limit(self, within: float | None, since: Update | None) -> float:
+    def _limit(self, max_wait: float | None, since: Update | None) -> float:
         """The time up to which to wait for an answer: see :meth:`StartedTrainings.first`."""
         clock = self._state.clock
-        if within is None or math.isinf(within):
+        if max_wait is None or math.isinf(max_wait):
             return math.inf
         if clock is None:
-            return (time.monotonic() if since is None else since.training.taken_at) + within
-        return (clock.now if since is None else since.training.settled().ended) + nanoseconds(
-            within
-        )
+            return (time.monotonic() if since is None else since.training.taken_at) + max_wait
+        began = clock.now if since is None else since.training.settled().ended
+        return began + nanoseconds(max_wait)
 
     def _lets_time_pass(self, limit: float) -> bool:
         """Wait with nothing in flight, on the virtual clock; return whether that is of any use."""

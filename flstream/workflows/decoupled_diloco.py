@@ -80,7 +80,7 @@ def _quorum(run: Run, args: DecoupledDiLoCoArgs, model: Model) -> list[Update]:
         if last is not None and not run.in_flight:
             break
         # Without a quorum, the wait ends once a learner has come back, too, which starts then.
-        answer = run.next(within=math.inf if last is None else args.grace, since=last)
+        answer = run.next(max_wait=math.inf if last is None else args.grace, since=last)
         if answer is None and last is not None:
             break
         if answer is not None and answer.ok:

@@ -110,7 +110,7 @@ def everything(run, args):
         for site in run.order(number, "random"):
             run.start(site, model)
         while run.in_flight:
-            answer = run.next(within=60)
+            answer = run.next(max_wait=60)
             assert answer.ok and answer.base is model
         model = run.adopt([answer])
         if run.evaluate(model, meta={"a": 1})["accuracy"] > 0.5 or run.random("x").random() > 2:

@@ -51,16 +51,16 @@ IN_FLIGHT = {
     "run.start('site-1', 'model')": "run.start() was given a str as its model; give it what",
     "run.start('site-1', model, 0)": "run.start() was given timeout=0; give it seconds above 0",
     "run.start('site-1', model, meta=1)": "run.start() was given a int as meta; give it a dict",
-    "run.next(within=-1)": "run.next() was given within=-1; give it seconds from 0, math.inf, or N",
-    "run.next(within=True)": "run.next() was given within=True; give it seconds from 0",
-    "run.next(within=1, since='site-1')": "was given a str as since; give it an update from which",
-    "run.next(since=failed)": "was given a Update as since; give it an update from which on within",
+    "run.next(max_wait=-1)": "run.next() was given max_wait=-1; give it seconds from 0, math.inf,",
+    "run.next(max_wait=True)": "run.next() was given max_wait=True; give it seconds from 0",
+    "run.next(max_wait=1, since='site-1')": "was given a str as since; give it an update, from",
+    "run.next(since=failed)": "was given a Update as since; give it an update, from whose answer",
     "run.fold(model, [failed])": "the answer of site-1, which failed and has no update: client",
     "run.fold(model, [failed], at=['site-1'])": "the answer of site-1, which failed",
 }
 AFTER = {
     "run.next()": "with no training in flight, so no answer can come;",
-    "run.next(within=1)": "with no training in flight, so no answer can come;",
+    "run.next(max_wait=1)": "with no training in flight, so no answer can come;",
 }
 ALL = BEFORE | MISTAKES | CATCHABLE | IN_FLIGHT | AFTER
 
