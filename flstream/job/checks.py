@@ -100,6 +100,9 @@ def _clients(job: Job) -> Iterator[Problem]:
     is_large = isinstance(clients.per_round, int) and clients.per_round > clients.count
     if is_large:
         yield Problem("clients.per_round", "", f"at most clients.count, which is {clients.count}")
+    if not is_large and job.sample_size > clients.count:
+        allowed = f"at most {clients.count - cohort}, as of clients.count no more are left"
+        yield Problem("stragglers.extra", "", allowed, "set clients.per_round to fewer")
     if not is_large and clients.min_updates is not None and clients.min_updates > cohort:
         yield Problem(
             "clients.min_updates", "", f"at most the clients of a round, which are {cohort}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,9 @@ from flstream.job.device import exact
 from flstream.job.fields import Count, Real, Seconds, Section, in_unit
 from flstream.job.problems import Problem, RefusedValueError
 from flstream.units import format_seconds_exact, parse_seconds
+
+if TYPE_CHECKING:
+    from flstream.job.sections import ClientsSection
 
 
 class TimeSection(Section):
@@ -114,15 +117,15 @@ class StragglersSection(Section):
         """Whether a round may go on before all sites have answered or failed."""
         return self.policy != "wait_for_all"
 
-    def least(self, min_updates: int | None, cohort: int) -> int:
+    def least(self, clients: ClientsSection, cohort: int) -> int:
         """Return how many sites of a cohort have to send an update."""
-        if min_updates is not None:
-            return min_updates
-        if self.policy in ("wait_for_all", "over_selection"):
-            return cohort - (self.extra or 0)
-        return 1
+        if clients.min_updates is not None:
+            return clients.min_updates
+        if self.policy == "over_selection":
+            return min(cohort, clients.cohort_size)
+        return cohort if self.policy == "wait_for_all" else 1
 
-    def end(self, least: int, cohort: int, wait_after_min: float | None) -> RoundEnd | None:
+    def end(self, clients: ClientsSection, least: int, cohort: int) -> RoundEnd | None:
         """Return when a training of so many sites ends early; None for never."""
         match self.policy:
             case "cutoff_time":
@@ -133,8 +136,9 @@ class StragglersSection(Section):
                 share = exact(self.percent_collaborators_needed or 1.0)
                 return RoundEnd(max(least, math.ceil(share * cohort)))
             case "over_selection":
-                return RoundEnd(max(least, cohort - (self.extra or 0)))
-        return None if wait_after_min is None else RoundEnd(least, wait_after_min)
+                return RoundEnd(max(least, min(cohort, clients.cohort_size)))
+        wait = clients.wait_after_min
+        return None if wait is None else RoundEnd(least, wait)
 
 
 # The key that each policy has to itself.

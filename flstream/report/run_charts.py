@@ -228,11 +228,15 @@ def site_charts(run: RunRecord) -> list[Chart]:
     scores = run.history.site_scores
     charts: list[Chart] = []
     metrics = order_metrics(
-        (Metric("", name) for row in scores.values() for name in row),
+        (Metric("", name) for scored in scores.values() for name in scored.columns),
         [Metric("", run.history.facts.key_metric)],
     )
     for metric in metrics[:_MOST_BY_SITE]:
-        columns = {n: np.array(row[metric.name]) for n, row in scores.items() if metric.name in row}
+        columns = dict[int, np.ndarray]()
+        for number, scored in scores.items():
+            if metric.name in scored.columns:
+                columns[number] = np.full(len(run.history.facts.sites), np.nan)
+                columns[number][scored.numbers] = scored.columns[metric.name]
         rounds = sorted(n for n, column in columns.items() if np.isfinite(column).sum() > 1)
         if rounds:
             steps = np.linspace(0, len(rounds) - 1, min(len(rounds), _MOST_EVALUATIONS)).astype(int)

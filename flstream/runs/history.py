@@ -12,7 +12,7 @@ import msgspec
 
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.simulated_times import SimulatedTimes
-from flstream.runs.site_scores import Columns, packed
+from flstream.runs.site_scores import SiteColumns
 from flstream.telemetry.events import (
     EVALUATOR,
     AnyEvent,
@@ -197,7 +197,7 @@ class History:
         self.rounds: list[RoundRecord] = []
         self.scores: dict[int, Metrics] = {}
         self.is_received = False
-        self.site_scores: dict[int, Columns] = {}
+        self.site_scores: dict[int, SiteColumns] = {}
         self.site_means: dict[int, Metrics] = {}
         self.failures: list[SiteFailed] = []
         self.suspended: list[str] = []
@@ -366,7 +366,7 @@ class History:
             if not event.sites:
                 return
             self.site_means[event.round] = event.site_metrics
-        self.site_scores[event.round] = packed(event.sites)
+        self.site_scores[event.round] = SiteColumns.of(event.scored, event.sites)
 
     def _record(self, number: int) -> RoundRecord:
         return self._records.setdefault(number, RoundRecord(number))

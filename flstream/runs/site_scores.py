@@ -5,9 +5,33 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 Columns = Mapping[str, Sequence[float | None]]
 """By metric, the values in the order of the sites; None or NaN for a site without one."""
+
+
+class SiteColumns(NamedTuple):
+    """Columns of the scores of some of a run's sites, packed: 8 bytes a value.
+
+    Attributes:
+        numbers: Numbers of these sites, from 0, in the fixed order of all.
+        columns: By metric, their values, in this order.
+    """
+
+    numbers: Sequence[int]
+    columns: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int] | None, columns: Columns) -> SiteColumns:
+        """Pack columns of the sites of some numbers; None for all."""
+        values = {
+            name: array("d", (math.nan if value is None else value for value in column))
+            for name, column in columns.items()
+        }
+        if numbers is None:
+            return cls(range(max(map(len, values.values()), default=0)), values)
+        return cls(tuple(numbers), values)
 
 
 def columns_of(
@@ -16,7 +40,7 @@ def columns_of(
     """Return columns of sites' scores, so that sites' names are written once.
 
     Args:
-        sites: All sites, in their fixed order.
+        sites: Sites of the columns, in this order.
         metrics: Metrics of each site that has any.
     """
     names = sorted({name for columns in metrics.values() for name in columns})
@@ -32,14 +56,3 @@ def by_site(sites: Sequence[str], columns: Columns) -> dict[str, dict[str, float
             if value is not None and math.isfinite(value):
                 rows[site][name] = value
     return {site: metrics for site, metrics in rows.items() if metrics}
-
-
-def packed(columns: Columns) -> Columns:
-    """Return the columns in 8 bytes a value, since a long run has a million values.
-
-    A missing value is NaN.
-    """
-    return {
-        name: array("d", (math.nan if value is None else value for value in values))
-        for name, values in columns.items()
-    }

@@ -302,7 +302,8 @@ def _metrics(history: History) -> list[dict[str, Any]]:
     tables = []
     for record in [*initial, *history.rounds]:
         table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
-        scores = by_site(sites, history.site_scores.get(record.number, {}))
+        scored, columns = history.site_scores.get(record.number, ((), {}))
+        scores = by_site([sites[number] for number in scored], columns)
         if scores:
             table["sites"] = dict(islice(scores.items(), _MOST_LISTED))
         if len(scores) > _MOST_LISTED:

@@ -162,8 +162,8 @@ class ResultCollector:
         if len(self.cohort) < self.least:
             raise SimulationError(
                 f"{len(self.cohort)} sites are left to {self.task}, and {self.least} have to "
-                "(clients.min_updates); the others failed too often (clients.suspend_after), and "
-                "summary.json says why"
+                "(clients.min_updates); the others failed too often (clients.suspend_after), of "
+                "which summary.json says why, or their devices are away"
             )
 
     @property

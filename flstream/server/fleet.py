@@ -96,7 +96,8 @@ class Fleet:
         self.idle = SiteSet(self.numbers, is_full=True)
         self.in_flight = SiteSet(self.numbers, is_full=False)
         self.arrivals = 0
-        self._benched: set[str] = set()
+        # Why sites are asked no more, by name.
+        self._benched: dict[str, str] = {}
         # Devices of the sites that were asked: each remembers where its periods were.
         self._devices: dict[str, SiteDevice] = {}
         self._away: set[str] = set()
@@ -122,7 +123,7 @@ class Fleet:
             memory = self._job.device(name).memory
             if memory is not None and memory < nbytes:
                 small.append(name)
-                self.bench(name)
+                self.bench(name, "which has not the memory for the model (devices)")
         return small
 
     @property
@@ -143,16 +144,18 @@ class Fleet:
         if self.may_be_asked(site):
             self.idle.add(site)
 
-    def bench(self, site: str) -> None:
-        """Ask a site no more."""
-        self._benched.add(site)
+    def bench(self, site: str, reason: str) -> None:
+        """Ask a site no more, for a reason that messages give."""
+        self._benched[site] = reason
+        self._away.discard(site)
         self.idle.discard(site)
 
     def go_on(self, now: int) -> None:
         """Take in who has come and gone up to a time."""
         while self._changes and self._changes[0][0] <= now:
-            _, place = heapq.heappop(self._changes)
-            self._note_change(place, self._names[place], now)
+            # At its own time, so that it makes no difference in how many steps the clock goes on.
+            time, place = heapq.heappop(self._changes)
+            self._note_change(place, self._names[place], time)
 
     def next_change(self) -> int | None:
         """Return the next time at which a site comes or goes; None for never."""
@@ -167,7 +170,7 @@ class Fleet:
         able = len(self._names) - len(self._benched)
         most, steps = _MOST_CHANGES * len(self._names), 0
         # Where fewer are left at all, whoever asks for so many says why there are none.
-        while able - len(self._away - self._benched) < least <= able and self._changes:
+        while able - len(self._away) < least <= able and self._changes:
             now = self._changes[0][0]
             self.go_on(now)
             steps += 1
@@ -182,10 +185,19 @@ class Fleet:
         """Return whether a site is there, and has not failed too often."""
         return site not in self._benched and site not in self._away
 
+    def why_not_asked(self, site: str) -> str:
+        """Why a site may not be asked, as a clause."""
+        return self._benched.get(site) or "whose device is away (devices)"
+
+    @property
+    def first_not_asked(self) -> str | None:
+        """The first site that may not be asked; None without any."""
+        return next((name for name in self._names if not self.may_be_asked(name)), None)
+
     def _note_change(self, place: int, site: str, now: int) -> None:
         """Take in whether a site is there, and when that changes next."""
         availability = self.device(site).availability
-        if availability is None:
+        if availability is None or site in self._benched:
             return
         there = availability.next_there(now)
         if there > now:
@@ -195,7 +207,7 @@ class Fleet:
         else:
             self.arrivals += site in self._away
             self._away.discard(site)
-            if site not in self.in_flight and site not in self._benched:
+            if site not in self.in_flight:
                 self.idle.add(site)
             change = availability.next_gone(now)
         if change is not None:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.aggregation.tensor_fold import TensorFold
 from flstream.errors import WorkflowError
-from flstream.runs.site_scores import columns_of
 from flstream.server.arguments import (
     check_adopted,
     check_bodies,
@@ -196,10 +195,11 @@ class ModelEffects:
         if result.metrics and self._is_score(fold.model, to_fold):
             # Before the record that makes it final, so that it counts as soon as that does.
             metrics = {answer.site: answer.metrics for answer in fold.answers}
-            columns = columns_of(context.job.clients.site_names, metrics)
-            has_evaluator = context.job.is_scored_centrally
+            has_evaluator, numbers = context.job.is_scored_centrally, state.fleet.numbers
             context.emit(
-                received_score(fold.model, result.metrics, columns, has_evaluator=has_evaluator)
+                received_score(
+                    fold.model, result.metrics, numbers, metrics, has_evaluator=has_evaluator
+                )
             )
         for key, value in fold.numbers.items():
             context.emit(SiteLog(round=state.round, site="", key=key, value=value))

@@ -196,7 +196,7 @@ class Run:
         """
         state, job = self._state, self._state.context.job
         count = job.sample_size
-        least = job.stragglers.least(job.clients.min_updates, count)
+        least = job.stragglers.least(job.clients, count)
         if state.clock is not None:
             state.clock.wait_for(least)
         if state.private is not None:
@@ -257,7 +257,7 @@ class Run:
     def min_updates(self) -> int:
         """How many sites of a round have to send an update: ``clients.min_updates``, or all."""
         job = self._state.context.job
-        return job.stragglers.least(job.clients.min_updates, job.sample_size)
+        return job.stragglers.least(job.clients, job.sample_size)
 
     def partition(self, count: int, order: PartOrder = "strided") -> list[Part]:
         """The model's tensors in parts of nearly equal bytes, for :meth:`train`.

@@ -218,7 +218,7 @@ class RunState:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
         for site in self._failures.settle(contributed):
-            self.fleet.bench(site)
+            self.fleet.bench(site, "which failed too often (clients.suspend_after): see its log")
             count = self.context.job.clients.suspend_after
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 

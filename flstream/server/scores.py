@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flstream.job import Job
 from flstream.runs.best import BestEvaluation, BestRound
-from flstream.runs.site_scores import Columns
+from flstream.runs.site_scores import Columns, columns_of
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.program_view import Model
 from flstream.telemetry.events import Evaluated, Metrics, Transfer
 
 
+def site_columns(
+    numbers: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[Columns, Sequence[int] | None]:
+    """Return the columns of the sites that have metrics, and their numbers; None for all sites.
+
+    Args:
+        numbers: The number of each site in their fixed order, from 0, by its name.
+        metrics: Metrics of sites that have any.
+    """
+    sites = sorted(metrics, key=numbers.__getitem__)
+    is_some = 0 < len(sites) < len(numbers)
+    return columns_of(sites, metrics), [numbers[site] for site in sites] if is_some else None
+
+
 def received_score(
-    model: Model, metrics: Metrics, sites: Columns, *, has_evaluator: bool
+    model: Model,
+    metrics: Metrics,
+    numbers: Mapping[str, int],
+    by_site: Mapping[str, Mapping[str, float]],
+    *,
+    has_evaluator: bool,
 ) -> Evaluated:
     """The event of a score that came with updates."""
+    sites, scored = site_columns(numbers, by_site)
     return Evaluated(
         round=model.round,
         metrics={} if has_evaluator else metrics,
@@ -25,6 +45,7 @@ def received_score(
         version=model.version,
         received=True,
         sites=sites,
+        scored=scored,
     )
 
 

@@ -19,6 +19,7 @@ from flstream.server.collector import ResultCollector
 from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
 from flstream.server.run_state import RunState
+from flstream.server.scores import site_columns
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
@@ -262,7 +263,8 @@ class ScoringEffects:
         context = self._state.context
         answers = {} if run is None else run.in_order
         metrics = {site: answer.metrics for site, answer in answers.items()}
-        downs = [scored.down for scored in (run, central) if scored is not None]
+        downs = [scoring.down for scoring in (run, central) if scoring is not None]
+        columns, scored = site_columns(self._state.fleet.numbers, metrics)
         context.emit(
             Evaluated(
                 round=model.round,
@@ -271,7 +273,8 @@ class ScoringEffects:
                 seconds=time.monotonic() - began,
                 down=sum(downs, Transfer()),
                 version=model.version,
-                sites=columns_of(context.job.clients.site_names, metrics),
+                sites=columns,
+                scored=scored,
             )
         )
 

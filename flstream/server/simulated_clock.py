@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.job import Job
-from flstream.job.device import NANOSECONDS, SiteDevice, nanoseconds
+from flstream.job.device import NANOSECONDS, SiteDevice, exact, nanoseconds
 from flstream.job.time_section import RoundEnd, TimeSection
 from flstream.runs.simulated_times import DROPPED_OUT, WENT_AWAY
 from flstream.server.fleet import Fleet
@@ -29,12 +29,12 @@ class SiteTime(NamedTuple):
     Attributes:
         time: Nanoseconds since the run began.
         failure: Why it has failed then; empty where it has answered.
-        is_absence: Whether that is no fault of its code: its device is gone, or too slow.
+        is_absence: Whether the device, not the site's code, is the reason.
     """
 
     time: int
     failure: str = ""
-    is_absence: bool = True
+    is_absence: bool = False
 
 
 class SimulatedClock:
@@ -121,6 +121,8 @@ class TaskTimes:
         self._arrivals: dict[str, int] = {}
         self._late_arrivals: dict[str, int] = {}
         self._declared: dict[str, float] = {}
+        # When the devices of sites are away next after the beginning; None for never.
+        self._gone: dict[str, int | None] = {}
 
     def arrive(self, site: str, nbytes: int) -> str:
         """Take in how many bytes a site is sent; return why it never trains, or nothing."""
@@ -129,18 +131,20 @@ class TaskTimes:
         device, task = self._device(site), self._tasks[site]
         arrival = self.began + device.before_work(nbytes)
         self._arrivals[site] = arrival
-        if device.dropout and random.Random(f"flstream/dropout/{task.seed}").random() < (
-            device.dropout
-        ):
-            key = f"devices.{device.name}.dropout"
-            self.ends[site] = self._before(site, arrival, f"{DROPPED_OUT} ({key})")
-        elif self._before(site, arrival).failure:
-            self.ends[site] = self._before(site, arrival)
-        return self.ends[site].failure if site in self.ends else ""
+        end = self._before(site, arrival)
+        drawn = random.Random(f"flstream/dropout/{task.seed}").random() if device.dropout else 1.0
+        if drawn < device.dropout and not end.failure:
+            reason = f"{DROPPED_OUT} (devices.{device.name}.dropout)"
+            end = SiteTime(arrival, reason, is_absence=True)
+        if end.failure:
+            self.ends[site] = end
+        return end.failure
 
     def arrive_late(self, site: str, now: int, nbytes: int) -> None:
         """Take in that so many bytes are sent to a site from now on, while it trains."""
-        self._late_arrivals[site] = now + self._device(site).before_work(nbytes)
+        arrival = self._late_arrivals[site] = now + self._device(site).before_work(nbytes)
+        if (end := self.ends.get(site)) is not None and not end.is_absence:
+            self.ends[site] = self._before(site, max(end.time, arrival), end.failure)
 
     def declare(self, site: str, units: float) -> None:
         """Take in how much work a site has declared."""
@@ -164,7 +168,7 @@ class TaskTimes:
         site, device, section = answer.site, self._device(answer.site), self._section
         if section.work == "declared" and answer.units is None:
             reason = "its code has not called flare.work(units) (time.work = declared)"
-            self.ends[site] = SiteTime(self._arrivals[site], reason, is_absence=False)
+            self.ends[site] = SiteTime(self._arrivals[site], reason)
             return self.ends[site]
         if section.work == "measured":
             work = Fraction(answer.seconds)
@@ -177,9 +181,13 @@ class TaskTimes:
         return self.ends[site]
 
     def fail(self, site: str, reason: str) -> SiteTime:
-        """Take in that a site's code has failed, which is noticed once it has the model."""
+        """Take in that a site's code has failed: noticed once it had the model, and its work.
+
+        An earlier time would depend on whether others have answered in the meantime.
+        """
         if site not in self.ends or not self.ends[site].failure:
-            self.ends[site] = self._before(site, self._arrivals.get(site, self.began), reason)
+            time = self.bound(site) if site in self._arrivals else self.began
+            self.ends[site] = self._before(site, time, reason)
         return self.ends[site]
 
     def late(self, answered: Sequence[str], end: RoundEnd | None) -> tuple[int, Sequence[str]]:
@@ -211,7 +219,7 @@ class TaskTimes:
         device = self._device(site)
         spent = self._arrivals[site] - self.began + device.after_work(nbytes)
         left = max(nanoseconds(seconds) - spent, 0)
-        unit = device.work(self._section.seconds_of(1))
+        unit = self._section.seconds_of(1) * NANOSECONDS / exact(device.speed)
         return TaskDeadline(left / NANOSECONDS, float(left // unit) if unit else None)
 
     def _before(self, site: str, time: int, failure: str = "") -> SiteTime:
@@ -219,12 +227,16 @@ class TaskTimes:
         device = self._device(site)
         limit = self.began + nanoseconds(self._seconds)
         if device.availability is not None:
-            gone = device.availability.next_gone(self.began)
+            if site not in self._gone:
+                self._gone[site] = device.availability.next_gone(self.began)
+            gone = self._gone[site]
             if gone is not None and gone < min(time, limit):
-                return SiteTime(gone, f"{WENT_AWAY} (devices.{device.name}.available)")
+                reason = f"{WENT_AWAY} (devices.{device.name}.available)"
+                return SiteTime(gone, reason, is_absence=True)
         if limit < time:
             taken = format_seconds(self._seconds)
-            return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
+            reason = f"it took more than {taken} (clients.round_timeout)"
+            return SiteTime(limit, reason, is_absence=True)
         return SiteTime(time, failure)
 
 

@@ -80,11 +80,14 @@ class SiteHistory:
             number: Number of the round.
             result: The training's result.
         """
+        if not self._is_kept:
+            return
         seconds = {site: time / NANOSECONDS for site, time in result.times.items()}
         for site, weight, metrics in zip(result.sites, result.weights, result.metrics, strict=True):
             self.note(site, number, weight, metrics, seconds.get(site))
         for site in result.failures:
-            self.note(site, number, None, {}, seconds.get(site))
+            # After how long it failed says nothing of its speed.
+            self.note(site, number, None, {})
 
     def note(
         self,
@@ -94,17 +97,7 @@ class SiteHistory:
         metrics: Mapping[str, float],
         seconds: float | None = None,
     ) -> None:
-        """Note a task of a site.
-
-        Args:
-            site: Name of the site.
-            number: Number of the round in which it was asked.
-            weight: Weight of its update; None without one.
-            metrics: Metrics that came with the update.
-            seconds: Simulated seconds that the task took; None where they are not known.
-        """
-        if not self._is_kept:
-            return
+        """Note a task of a site; see :class:`AskedSite`. Without a weight it has failed."""
         before = self._sites.get(site) or AskedSite()
         losses = (metrics[name] for name in LOSSES if name in metrics)
         self._sites[site] = AskedSite(

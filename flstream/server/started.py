@@ -58,6 +58,8 @@ class StartedTrainings:
         # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
         self._open: set[str] = set()
+        # Sites that are over before the late tensors are there which decide when they were.
+        self._early: set[str] = set()
         # Sites whose answers have come, in their order; by the virtual clock, that of their times.
         self._over: deque[str] = deque()
         self._simulated = AnswerQueue()
@@ -116,10 +118,10 @@ class StartedTrainings:
             self._begin(own=own)
         sites = tuple(site for training in group for site in training.tasks)
         run.declared = self._declare
-        for training in group:
-            self._offer_late(training, run)
         self._runs |= dict.fromkeys(sites, run)
         self._open.update(sites)
+        for training in group:
+            self._offer_late(training, run)
         run.leave_out_away()
         self._note_settled(sites, run)
         if waiting := tuple(site for site in sites if site in self._open):
@@ -134,14 +136,19 @@ class StartedTrainings:
                     self._offer_late(training, run)
 
     def _offer_late(self, training: SiteTraining, run: TaskRun) -> None:
-        if training.late_model is not None:
-            (site,) = training.tasks
-            tensors, changes = self._state.update_store.late_part(training, site)
-            if training.times is not None:
-                now = self._state.now
-                training.times.arrive_late(site, now, run.spec.late_bytes(tensors, changes))
-                self._simulated.begin(training.number, training.times.bound(site))
+        if training.late_model is None:
+            return
+        (site,) = training.tasks
+        tensors, changes = self._state.update_store.late_part(training, site)
+        if training.times is not None:
+            now = self._state.now
+            training.times.arrive_late(site, now, run.spec.late_bytes(tensors, changes))
+        if site in self._open:
+            self._expect(training)
             run.late_tensors.offer(tensors, changes)
+        elif site in self._early:
+            self._early.discard(site)
+            self._settle(site)
 
     def _expect(self, training: SiteTraining) -> None:
         """Expect the answer of a training, on the virtual clock not before a time."""
@@ -163,8 +170,12 @@ class StartedTrainings:
         training = self.in_flight[site]
         if training.times is None:
             self._over.append(site)
+            return
+        end = training.times.ends[site]
+        if training.is_waiting and not end.is_absence:
+            self._early.add(site)
         else:
-            self._simulated.settle(training.number, training.times.ends[site].time, site)
+            self._simulated.settle(training.number, end.time, site)
 
     def first(self, limit: float = math.inf) -> tuple[SiteTraining, TaskRun] | None:
         """Wait for the next answer, or the next site that has failed, and take it.
@@ -230,6 +241,7 @@ class StartedTrainings:
                 discard_site_state_after(context.run.site(site), training.number - 1, task.state)
         self._runs.clear()
         self._over.clear()
+        self._early.clear()
         self._waiting.clear()
         self._small.clear()
         self._simulated = AnswerQueue()

@@ -120,7 +120,7 @@ class TaskRun:
 
     Attributes:
         spec, collector, times: As given.
-        ended: When it has ended, by these; 0 before.
+        ended: When it has ended, by these; None before.
         answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
@@ -142,7 +142,7 @@ class TaskRun:
     ) -> None:
         self.collector = collector
         self.times = times
-        self.ended = 0
+        self.ended: int | None = None
         self.answers: dict[str, SiteAnswer] = {}
         self.late: list[str] = []
         self.cost = TaskCost()

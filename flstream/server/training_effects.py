@@ -88,7 +88,7 @@ class TrainingEffects:
                 "give it at least one of run.sites, or min_updates=0"
             )
         least = min(least, len(names))
-        end = job.stragglers.end(least, len(names), job.clients.wait_after_min)
+        end = job.stragglers.end(job.clients, least, len(names))
         # On the wall clock inline, sites wait for each other.
         is_timed = state.clock is None and not job.engine.is_inline
         collector = ResultCollector(
@@ -124,8 +124,8 @@ class TrainingEffects:
         state.check_sites("start", [site])
         if not state.fleet.may_be_asked(site):
             raise WorkflowError(
-                f"run.start() was given {site}, which failed too often and is asked no more "
-                "(clients.suspend_after); choose from run.idle"
+                f"run.start() was given {site}, {state.fleet.why_not_asked(site)}; "
+                "choose from run.idle"
             )
         check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
         collector = ResultCollector(f"train {site}", [site], 0)
@@ -158,8 +158,8 @@ class TrainingEffects:
             return None
         if not in_flight:
             hint = "start one with run.start() first"
-            if not state.sites:
-                hint = "all sites failed too often (clients.suspend_after): see their logs"
+            if (site := state.fleet.first_not_asked) is not None:
+                hint += f", of other sites than {site}, {state.fleet.why_not_asked(site)}"
             raise WorkflowError(
                 f"run.next() was called with no training in flight, so no answer can come; {hint}"
             )
@@ -358,7 +358,7 @@ class TrainingEffects:
         if min_updates is not None:
             return min_updates
         job = state.context.job
-        least = job.stragglers.least(job.clients.min_updates, len(names)) or 1
+        least = job.stragglers.least(job.clients, len(names)) or 1
         if state.private is not None and state.private.is_draw(names, state.round):
             return min(least, len(names))  # by chance, nobody may be drawn
         return least
@@ -420,11 +420,13 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        tasks, base, ended = training.tasks, training.trained_from.version, 0
+        tasks, base, ended = training.tasks, training.trained_from.version, run.ended
         times, late = training.times, [site for site in run.late if site in training.tasks]
-        if times is not None:
-            ended = run.ended or max(end.time for end in times.ends.values())
-        return TrainResult.of(answers, failures, late, cost, tasks, asks, kept, base, times, ended)
+        if times is not None and ended is None:  # it was started alone
+            ended = max(end.time for end in times.ends.values())
+        return TrainResult.of(
+            answers, failures, late, cost, tasks, asks, kept, base, times, ended or 0
+        )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
         """Take in the result of a training on record, and the number of its effect."""

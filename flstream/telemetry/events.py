@@ -306,6 +306,7 @@ class Evaluated(Event, tag="evaluated"):
             their updates.
         sites: Each site's metrics: by metric, the values in the order of the run's sites, null for
             a site without one.
+        scored: Numbers of these sites, from 0, in that order; null for all sites of the run.
         site_metrics: Means over the sites that score beside an evaluator; None without one.
     """
 
@@ -316,6 +317,7 @@ class Evaluated(Event, tag="evaluated"):
     version: int
     received: bool = False
     sites: Mapping[str, Sequence[float | None]] = {}
+    scored: Sequence[int] | None = None
     site_metrics: Metrics | None = None
 
 

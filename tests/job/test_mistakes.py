@@ -42,6 +42,11 @@ ROWS = [
     ("rounds = true", "rounds", "given true; must be a whole number from 1 to 1000000000"),
     ("clients.round_timeout = 0 s", "clients.round_timeout", "above 0 and"),
     ("clients.per_round = 9", "clients.per_round", "at most clients.count, which is 8"),
+    (
+        "stragglers { policy = over_selection, extra = 4 }, clients.per_round = 6",
+        "stragglers.extra",
+        "at most 2, as of clients.count no more are left",
+    ),
     ("clients.per_round = 0", "clients.per_round", "or a fraction above 0 and up to 1.0"),
     ("clients = 8", "clients", "must be a section { names, count, args,"),
     ("streaming.np_download_chunk_size = 4100", "streaming.np_download_chunk_size", "given 4100;"),

@@ -11,6 +11,7 @@ from flstream.job.sampler_section import SAMPLERS, OortSection, SamplerSection
 from flstream.server.samplers import BUILT_IN, OortSampler, draw_places, sampled
 from flstream.server.sampling import sample_sites
 from flstream.server.site_history import AskedSite, SamplingHistory, SiteHistory
+from flstream.server.training import TaskCost, TrainResult
 
 SITES = [f"site-{number}" for number in range(1, 11)]
 
@@ -67,7 +68,7 @@ def test_there_is_a_class_for_each_sampler_with_the_arguments_of_its_section():
 def test_uniform_draws_as_ever_whatever_sites_have_reported(jobs):
     job = jobs.make("", "clients.count=10", "seed=3")
     kept = SiteHistory(job)
-    kept.note("site-1", 1, 5.0, {"loss": 1.0})
+    kept.take(1, TrainResult(["site-1"], [5.0], [{"loss": 1.0}], [b""], [0], TaskCost()))
     assert kept.before(2).sites == {}
     for number in range(1, 50):
         for count in (1, 3, 9, 10):

@@ -10,6 +10,7 @@ import pytest
 
 from flstream.errors import SimulationError
 from flstream.job.device import SiteDevice, nanoseconds
+from flstream.job.sections import ClientsSection
 from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
 from flstream.server.fleet import Fleet
 from flstream.server.simulated_clock import AnswerQueue, SimulatedClock, SiteTime, TaskTimes
@@ -86,7 +87,7 @@ def test_a_site_drops_out_by_its_seed_once_it_has_the_model():
     assert times.ends.keys() == dropped
     assert 0 < len(dropped) < 10
     for site in dropped:
-        assert times.ends[site] == SiteTime(MS, "it dropped out (devices.phone.dropout)")
+        assert times.ends[site] == SiteTime(MS, "it dropped out (devices.phone.dropout)", True)
         assert times.bound(site) == MS
 
 
@@ -95,16 +96,23 @@ def test_who_goes_away_or_takes_too_long_has_failed_then():
     times = times_of(job, seconds=0.05)
     assert answer(times, "site-1", 20.0) == SiteTime(30 * MS)
     gone = answer(times, "site-2", 21.0)
-    assert gone == SiteTime(30 * MS, "it went away (devices.phone.available)")
+    assert gone == SiteTime(30 * MS, "it went away (devices.phone.available)", True)
     # One that is gone before it has the model never trains.
     late = times_of(job, began=25 * MS)
     assert {*late.ends.values()} == {gone}
     assert late.arrive("site-3", 1000) == gone.failure
     slow = times_of(JobOf(SiteDevice(latency=0.01)), seconds=0.05)
     assert answer(slow, "site-1", 41.0) == SiteTime(
-        50 * MS, "it took more than 0.05 s (clients.round_timeout)"
+        50 * MS, "it took more than 0.05 s (clients.round_timeout)", True
     )
     assert slow.fail("site-2", "it raised") == SiteTime(10 * MS, "it raised")
+    # One that has declared work has done it, or what others have answered by then would matter.
+    slow.declare("site-3", 7.0)
+    assert slow.fail("site-3", "it raised") == SiteTime(17 * MS, "it raised")
+    slow.arrive_late("site-3", 5 * MS, 1000)
+    assert slow.ends["site-3"].time == 17 * MS
+    slow.arrive_late("site-3", 12 * MS, 1000)
+    assert slow.ends["site-3"] == SiteTime(22 * MS, "it raised")
 
 
 # Ten sites whose answers come after 10, 20, ..., 100 ms.
@@ -130,10 +138,19 @@ def test_a_policy_ends_a_round_of_ten_sites_when_it_should(
     times = times_of(JobOf(SiteDevice()), began=3 * MS)
     for number in (7, 2, 10, 1, 3, 9, 4, 8, 6, 5):  # whatever order they really come in
         answer(times, f"site-{number}", 10.0 * number)
-    least = stragglers.least(min_updates, 10)
-    ended, late = times.late(SITES, stragglers.end(least, 10, wait))
+    clients = ClientsSection(count=10, per_round=7, min_updates=min_updates, wait_after_min=wait)
+    least = stragglers.least(clients, 10)
+    ended, late = times.late(SITES, stragglers.end(clients, least, 10))
     assert ended == (3 + close) * MS
     assert list(late) == SITES[first_late - 1 :]
+
+
+def test_over_selection_needs_no_more_than_there_are():
+    stragglers = StragglersSection(policy="over_selection", extra=5)
+    clients = ClientsSection(count=10, per_round=2)
+    for cohort, needed in ((7, 2), (2, 2), (1, 1)):
+        least = stragglers.least(clients, cohort)
+        assert (least, stragglers.end(clients, least, cohort).answers) == (needed, needed)
 
 
 def test_of_answers_that_come_at_once_the_first_sites_count():
@@ -158,6 +175,11 @@ def test_a_site_knows_how_much_it_can_do_before_the_deadline():
     # 100 ms but for 8 + 5 ms before and 2 ms after it: 85 ms, at 2 ms an example.
     assert times.deadline("site-1", 0.1, 500) == TaskDeadline(0.085, 42.0)
     assert times.deadline("site-1", 0.01, 500) == TaskDeadline(0.0, 0.0)
+    # A third of a millisecond each is no whole number of nanoseconds.
+    [whole] = [times_of(JobOf(SiteDevice(speed=3.0)), ["site-1"], seconds=1e4)]
+    examples = whole.deadline("site-1", 3600.0, 0).examples
+    assert examples == 3 * 3600 * 1000
+    assert answer(whole, "site-1", examples).time == 3_600_000 * MS
 
 
 @pytest.mark.parametrize(
@@ -270,8 +292,18 @@ def test_a_fleet_waits_until_enough_sites_are_there_and_says_if_they_never_are()
     assert fleet.sites == ["a", "c"]
     with pytest.raises(SimulationError, match="3 sites were never there at once"):
         fleet.wait_for(3, 1)
-    fleet.bench("a")
+    fleet.bench("a", "which is too small")
     assert fleet.wait_for(3, 1) == 1  # which fewer than three are left for
+
+
+def test_it_makes_no_difference_in_how_many_steps_the_clock_goes_on():
+    orders = []
+    for steps in ([4], [1, 4], [1, 2, 3, 4]):
+        fleet = Fleet(Fleetful())
+        for time in steps:
+            fleet.go_on(time)
+        orders.append((list(fleet.idle), fleet.sites, fleet.next_change(), fleet.arrivals))
+    assert orders[0] == orders[1] == orders[2]
 
 
 def test_a_site_that_was_away_while_it_trained_is_idle_once_it_is_back():

@@ -292,3 +292,26 @@ def test_the_segment_that_nobody_folds_is_no_failure(train):
 def test_a_codec_that_adds_up_what_it_leaves_out_needs_the_same_tensors(train):
     with pytest.raises(UsageError, match="which adds what it leaves out to the next update"):
         train("inner_steps=4, fragments=2", "streaming.codecs.up=[topk]")
+
+
+ABSENT = SCRIPT.replace(
+    "    loss = loss_of",
+    "    if info['site_index'] == 2 and FAILS: raise ValueError('empty')\n    loss = loss_of",
+)
+
+
+@pytest.mark.parametrize(
+    ("absence", "script"),
+    [
+        ("devices.phone.dropout=30%", SCRIPT),
+        ("devices.phone={}", ABSENT.replace("FAILS", "step == 9")),  # before the late tensors
+        ("devices.phone={}", ABSENT.replace("FAILS", "step == 11")),  # after them
+    ],
+)
+def test_sites_that_are_lost_before_late_tensors_are_there_hold_nobody_up(train, absence, script):
+    how = ["time.clock=virtual", absence, "clients.min_updates=1", "clients.suspend_after=0"]
+    run = train("inner_steps=4, overlap=2", *how, script=script)
+    other = train("inner_steps=4, overlap=2", *how, PROCESSES, script=script)
+    assert run.summary.failures
+    assert run.summary.model.digest == other.summary.model.digest
+    assert run.summary.simulated_seconds == other.summary.simulated_seconds

@@ -3,7 +3,7 @@
 import pytest
 from flows import finished
 from safetensors.torch import load_file
-from training_scripts import of_kind
+from training_scripts import cohorts, of_kind
 
 from flstream.telemetry.events import Evaluated
 
@@ -99,6 +99,20 @@ def test_metrics_of_an_update_score_the_model_that_was_received_until_that_suffi
     assert (run.summary.best.round, run.summary.best.value) == (3, 1.75)
     assert load_file(run.directory.best_model)["w"][0] == 1.75
     assert [each.received for each in of_kind(run, Evaluated)] == [True] * 4
+
+
+def test_of_a_sampled_round_the_journal_has_the_scores_of_those_that_were_asked(jobs):
+    how = ["rounds=3", "clients.count=5", "clients.per_round=2", "workflow.args.evaluate=received"]
+    run = finished(jobs.run(RISES, *how, model=MODEL))
+    asked, scored = cohorts(run), of_kind(run, Evaluated)
+    assert len(scored) == 3
+    assert {len(each) for each in asked} == {2}
+    names = [[f"site-{number + 1}" for number in each.scored] for each in scored]
+    assert names == [sorted(sites) for sites in asked]
+    values = [list(each.sites["accuracy"]) for each in scored]
+    assert values == [[value] * 2 for value in VALUES[:3]]
+    tables = [each["sites"] for each in run.summary.metrics if "sites" in each]
+    assert [list(table) for table in tables] == names
 
 
 def test_the_initial_model_may_be_the_best(jobs):

@@ -240,6 +240,14 @@ def test_a_private_round_that_ends_early_has_the_noise_of_those_who_came(jobs):
     assert run.summary.privacy.epsilon > 0
 
 
+def test_a_private_round_that_nobody_was_drawn_for_takes_no_time(jobs):
+    how = [VIRTUAL, "privacy={type=central, noise_multiplier=0.25}", "clients.per_round=1"]
+    run = finished(jobs.run(noisy(), *how, "clients.count=8", "rounds=5", "seed=0"))
+    first, *_, last = timeline(run)
+    assert (first[0] > 1, first[1]) == (True, 0)  # the first round's effect has trained nobody
+    assert run.summary.simulated_seconds == last[2] / 1e9
+
+
 @pytest.mark.parametrize(
     ("deed", "sentence"),
     [
