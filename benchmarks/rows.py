@@ -34,6 +34,7 @@ LEAST = {
     "of the model": 1e-4,
     "requests": 1.0,
     "rounds": 1.0,
+    "updates": 1.0,
     # A slope around nothing: below what a row of it may have, no two are told apart.
     "MiB/round": 0.05,
 }
@@ -124,9 +125,8 @@ def markdown_section(part: Part, rows: Sequence[Row]) -> str:
     cases, measures = (list(dict.fromkeys(names)) for names in zip(*figures, strict=True))
     table = [[case, *(figures.get((case, each), "") for each in measures)] for case in cases]
     lines = markdown_table(["", *measures], table).splitlines()
-    return "\n".join(
-        [f"## {heading[:1].upper()}{heading[1:]}", *text, *([""] if text else []), *lines]
-    )
+    about = ["\n\n".join(text), ""] if text else []
+    return "\n".join([f"## {heading[:1].upper()}{heading[1:]}", *about, *lines])
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -87,7 +87,7 @@ def main(options: argparse.Namespace) -> None:
         if peer != "flstream":
             install(peer)
     packages = versions(peers)
-    parts = [
+    parts: list[tuple[str, list[Result], Sequence[str]]] = [
         (
             f"{format_bytes(size)} exchanged, {count} clients",
             compare(exchange, Task(count, options.rounds, size), options.repeat),

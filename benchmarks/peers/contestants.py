@@ -53,6 +53,7 @@ class Contestant(NamedTuple):
 
 
 _SIZES = ("exchange", "clients.count={clients}", "model.args.size={size}")
+_RACE_JOB = ("../benchmarks/peers/race_job",)
 _VIRTUAL = ("virtual", "workflow.args.evaluate_every=0")
 
 EXCHANGE = (
@@ -66,12 +67,14 @@ EXCHANGE = (
 """The exchange job: each client adds its number to every weight. The first one is the measure."""
 
 RACE = (
-    Contestant("race-flstream", "flstream", "flstream", _VIRTUAL),
+    Contestant("race-flstream", "flstream", "flstream", _RACE_JOB),
     Contestant(
-        "race-flstream-1", "flstream", "flstream, 1 worker", (*_VIRTUAL, "clients.parallel=1")
+        "race-flstream-1", "flstream", "flstream, 1 worker", (*_RACE_JOB, "clients.parallel=1")
     ),
     Contestant("race-pfl", "pfl", "pfl-research"),
-    Contestant("race-flower", "flower", "Flower, 1 CPU a client", ("digits", "1")),
+    Contestant("race-alone", "pfl", "the training alone, 1 process", ("alone",)),
+    Contestant("race-flstream-numpy", "flstream", "flstream, NumPy", _VIRTUAL),
+    Contestant("race-flower", "flower", "Flower, NumPy, 1 CPU a client", ("digits", "1")),
 )
 """The job on digits: 1,000 clients of 18 examples, of whom each round takes 100."""
 
@@ -94,6 +97,7 @@ class Run:
     server_idle: int = 0  # RSS of the server's process after its imports, before it had a model
     server_peak: int = 0  # the kernel's high-water mark of its RSS
     peak_pss: int = 0  # highest PSS of all processes together at one time
+    accuracy: float = 0.0  # of the final model on held-out digits, in the race
     failure: str = ""  # one line that says why the run does not count, or nothing
 
 
@@ -129,6 +133,7 @@ class Result:
             "round": steady,
             "tasks_a_second": COHORT / steady,
             "server_over_idle": statistics.median(idle),
+            "accuracy": statistics.median(run.accuracy for run in self.good),
             "peak_pss": statistics.median(run.peak_pss for run in self.good),
         }
 
@@ -159,18 +164,22 @@ def install(peer: str) -> None:
     stamp.write_text(requirements.read_text())
 
 
+def exchange_shapes(size: int) -> dict[str, int]:
+    """Return the elements of each tensor of the exchange job's model, of so many bytes."""
+    model = runpy.run_path(str(HERE.parents[1] / "jobs" / "exchange" / "model.py"))
+    return {spec.name: spec.shape[0] for spec in model["build"](size).layout.tensors}
+
+
 def measure(contestant: Contestant, task: Task) -> Run:
     """Run a contestant, and remove all that it leaves behind: processes and files."""
     python, is_ours = python_of(contestant.peer), contestant.peer == "flstream"
     if not python.exists():
         return Run(failure=f"{contestant.peer} is not installed; leave --no-install out")
-    model = runpy.run_path(str(HERE.parents[1] / "jobs" / "exchange" / "model.py"))
-    shapes = {name: tensor.numel() for name, tensor in model["build"](task.size).items()}
     arguments = [argument.format(**task._asdict()) for argument in contestant.arguments]
     script = str(ADAPTERS / f"{contestant.peer}_peer.py")
     with _folders() as (folder, scratch):
         journal, log = folder / "journal.jsonl", folder / "log.txt"
-        (folder / "shapes.json").write_text(json.dumps(shapes))
+        (folder / "shapes.json").write_text(json.dumps(exchange_shapes(task.size)))
         environment = {
             "PATH": f"{python.parent}:/usr/bin:/bin",
             "HOME": str(folder),
@@ -209,16 +218,17 @@ def read_journal(path: Path, began: float, peaks: Mapping[int, int], peak_pss: i
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     idle = [event for event in events if event["event"] == "idle"]
     begun = [event["time"] for event in events if event["event"] == "round"]
-    results = [event["wrong"] for event in events if event["event"] == "result"]
+    results = [event for event in events if event["event"] == "result"]
     if not results:
         return Run(failure="it ended without a result")
-    if results[0]:
-        return Run(failure=f"the result is wrong: {results[0]}")
+    if wrong := results[0]["wrong"]:
+        return Run(failure=f"the result is wrong: {wrong}")
     if len(begun) < 3 or not idle:
         return Run(failure="it did not say when its rounds began")
     rounds = tuple(later - earlier for earlier, later in pairwise(begun))
     peak = peaks.get(idle[0]["pid"], 0)
-    return Run(begun[0] - began, rounds, idle[0]["rss"], peak, peak_pss)
+    accuracy = results[0].get("accuracy", 0.0)
+    return Run(begun[0] - began, rounds, idle[0]["rss"], peak, peak_pss, accuracy)
 
 
 def last_error(log: Path) -> str:

@@ -14,13 +14,14 @@ FIGURES = {
     "startup": ("start-up", "{:.1f} s"),
     "round": ("round", "{:.3g} s"),
     "tasks_a_second": ("tasks/s", "{:,.0f}"),
+    "accuracy": ("accuracy", "{:.3f}"),
     "server_over_idle": ("server", ""),
     "peak_pss": ("all", ""),
 }
 """Heading and format of each figure; bytes have an empty one."""
 
 EXCHANGE_FIGURES = ("startup", "round", "server_over_idle", "peak_pss")
-RACE_FIGURES = ("startup", "round", "tasks_a_second", "peak_pss")
+RACE_FIGURES = ("startup", "round", "tasks_a_second", "peak_pss", "accuracy")
 COMPARED = ("round", "server_over_idle", "tasks_a_second")
 """Figures beside which the ratio to the first row's stands."""
 
@@ -72,7 +73,7 @@ def _times(ratio: float) -> str:
 
 
 def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]]) -> None:
-    """Write a PNG file with bars of each part's figures but its start-up."""
+    """Write a PNG file with bars of each part's three figures after its start-up."""
     from matplotlib.figure import Figure
     from plot_style import save, series_color, styled
 
@@ -84,7 +85,7 @@ def draw(path: Path, parts: Sequence[tuple[str, Sequence[Result], Sequence[str]]
             row.suptitle(f"{title}, medians\n", x=0, ha="left", fontweight="bold")
             labels = [result.contestant.label for result in results]
             peers = [[*PEERS].index(result.contestant.peer) for result in results]
-            for axes, name in zip(row.subplots(1, 3, sharey=True), figures[1:], strict=True):
+            for axes, name in zip(row.subplots(1, 3, sharey=True), figures[1:4], strict=True):
                 values = [result.medians.get(name, 0.0) for result in results]
                 bars = axes.barh(labels, values, 0.62, color=[*map(series_color, peers)])
                 texts = [formatted(name, value) if value else "failed" for value in values]

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 
 import contestants
+import numpy as np
 import psutil
 import pytest
-from contestants import EXCHANGE, Result, Run, read_journal
+from contestants import ADAPTERS, EXCHANGE, Result, Run, exchange_shapes, read_journal
 from table import EXCHANGE_FIGURES, grid
 
 PEERS = Path(contestants.__file__).parent
 MIB = 1 << 20
 IDLE = {"event": "idle", "time": 12.0, "pid": 7, "rss": 300}
-RIGHT = {"event": "result", "time": 20.0, "wrong": ""}
+RIGHT = {"event": "result", "time": 20.0, "wrong": "", "accuracy": 0.9}
 BROKEN = Run(failure="MemoryError: too large")
 
 
@@ -50,7 +51,7 @@ def test_a_run_is_what_its_journal_says_or_has_failed(tmp_path, events, why):
     if why:
         assert why in found.failure
     else:
-        assert found == Run(3.0, (4.0, 1.5, 2.0), 300, 1000, 5000)
+        assert found == Run(3.0, (4.0, 1.5, 2.0), 300, 1000, 5000, 0.9)
 
 
 def test_the_table_has_ratios_of_medians_without_first_rounds_and_failures():
@@ -66,6 +67,27 @@ def test_the_table_has_ratios_of_medians_without_first_rounds_and_failures():
     assert "1 of 1 runs failed: MemoryError" in " ".join(table.notes)
     due = ["1.0 s", "4 s", "8.0", "160 MiB", "10", "512 MiB"]
     assert table.rows[3][1:] == due
+
+
+def test_peers_are_told_the_tensors_of_the_exchange_job():
+    shapes = exchange_shapes(4 * MIB)
+    assert len(shapes) > 20
+    assert sum(shapes.values()) == MIB
+
+
+def test_the_race_takes_the_same_steps_in_torch_as_in_numpy(monkeypatch):
+    monkeypatch.syspath_prepend(str(ADAPTERS))
+    import softmax
+    import task
+
+    module, (images, labels) = softmax.Softmax(), task.site_digits(3)
+    weight, bias = np.zeros((64, 10), np.float32), np.zeros(10, np.float32)
+    for _ in range(2):
+        softmax.train(module, *softmax.site_tensors(3))
+        task.train(images, labels, weight, bias)
+    assert np.abs(weight).max() > 0.1
+    assert module.weight.detach().numpy() == pytest.approx(weight, abs=1e-5)
+    assert module.bias.detach().numpy() == pytest.approx(bias, abs=1e-5)
 
 
 RUNS_IT = """

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from safetensors import safe_open
-from task import note, wrong_digits, wrong_sums
+from task import note, note_digits, wrong_sums
 
 JOBS = Path(__file__).parents[3] / "jobs"
 
@@ -40,8 +40,7 @@ def main(clients: int, rounds: int, job: str, settings: list[str]) -> None:
             named = ((name.replace(".", "_"), file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
             note("result", wrong=wrong_sums(named, clients, rounds))
         else:
-            wrong = wrong_digits(file.get_tensor("weight"), file.get_tensor("bias"))
-            note("result", wrong=wrong)
+            note_digits(file.get_tensor("weight"), file.get_tensor("bias"))
 
 
 if __name__ == "__main__":

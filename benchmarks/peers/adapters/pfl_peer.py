@@ -1,6 +1,6 @@
 """The job on digits in pfl-research's simulated backend: one process, PyTorch.
 
-python pfl_peer.py CLIENTS ROUNDS
+python pfl_peer.py CLIENTS ROUNDS [alone]
 """
 
 # mypy: disable-error-code="import-not-found, misc"
@@ -9,6 +9,7 @@ python pfl_peer.py CLIENTS ROUNDS
 from __future__ import annotations
 
 import functools
+import random
 import sys
 
 import torch
@@ -16,32 +17,45 @@ from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
+from pfl.context import CentralContext
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.data.sampling import MinimizeReuseUserSampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from task import COHORT, LEARNING_RATE, STEPS, digits, note, note_idle, site_digits, wrong_digits
+from pfl.stats import WeightedStatistics
+from softmax import Softmax, site_tensors, train
+from task import COHORT, LEARNING_RATE, SPLIT_SEED, STEPS, digits, note, note_digits, note_idle
 
 
-class Softmax(torch.nn.Module):
-    """The model of jobs/virtual, with the methods that pfl asks for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(64, 10))
-        self.bias = torch.nn.Parameter(torch.zeros(10))
+class ScoredSoftmax(Softmax):
+    """The model, with the methods that pfl asks for."""
 
     def loss(self, images: torch.Tensor, labels: torch.Tensor, eval: bool = False) -> torch.Tensor:
         """The mean of the cross entropies."""
-        return torch.nn.functional.cross_entropy(images @ self.weight + self.bias, labels)
+        return torch.nn.functional.cross_entropy(self(images), labels)
 
     def metrics(
         self, images: torch.Tensor, labels: torch.Tensor, eval: bool = False
     ) -> dict[str, Weighted]:
         """Nothing: no peer evaluates in this race."""
         return {}
+
+
+class SameTraining(FederatedAveraging):
+    """FedAvg whose users train by the code that flstream's clients run, too."""
+
+    def train_one_user(
+        self,
+        initial_model_state: WeightedStatistics,
+        model: PyTorchModel,
+        user_dataset: Dataset,
+        central_context: CentralContext,
+    ) -> tuple[WeightedStatistics, Metrics]:
+        """Train, and return the difference, as FederatedAveraging does."""
+        train(model.pytorch_model, *user_dataset.raw_data)
+        return model.get_model_difference(initial_model_state), Metrics()
 
 
 class RoundNotes(TrainingProcessCallback):
@@ -69,13 +83,11 @@ def main(clients: int, rounds: int) -> None:
 
     @functools.cache
     def site(index: int) -> Dataset:
-        # Kept, as flstream's job keeps each site's digits for as long as its process lives.
-        images, labels = (torch.from_numpy(array) for array in site_digits(index))
-        return Dataset(raw_data=(images, labels), user_id=str(index))
+        return Dataset(raw_data=site_tensors(index), user_id=str(index))
 
     sites = FederatedDataset(site, MinimizeReuseUserSampler(list(range(clients))))
-    module = Softmax()
-    FederatedAveraging().run(
+    module = ScoredSoftmax()
+    SameTraining().run(
         backend=SimulatedBackend(training_data=sites, val_data=sites),
         model=PyTorchModel(
             model=module,
@@ -97,9 +109,26 @@ def main(clients: int, rounds: int) -> None:
         ),
         callbacks=[RoundNotes()],
     )
-    wrong = wrong_digits(module.weight.detach().numpy(), module.bias.detach().numpy())
-    note("result", wrong=wrong)
+    note_digits(module.weight.detach().numpy(), module.bias.detach().numpy())
+
+
+def alone(clients: int, rounds: int) -> None:
+    """Train without pfl, by a plain loop over the same users: what the training itself takes."""
+    torch.set_num_threads(1)
+    note_idle()
+    module, local, chance = Softmax(), Softmax(), random.Random(SPLIT_SEED)
+    for number in range(1, rounds + 1):
+        note("round", number=number)
+        sums = [torch.zeros_like(parameter) for parameter in module.parameters()]
+        for index in chance.sample(range(clients), COHORT):
+            local.load_state_dict(module.state_dict())
+            train(local, *site_tensors(index))
+            for total, parameter in zip(sums, local.parameters(), strict=True):
+                total += parameter.detach()
+        for total, parameter in zip(sums, module.parameters(), strict=True):
+            parameter.data = total / COHORT
+    note_digits(module.weight.detach().numpy(), module.bias.detach().numpy())
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    (alone if sys.argv[3:] == ["alone"] else main)(int(sys.argv[1]), int(sys.argv[2]))

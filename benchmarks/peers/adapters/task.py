@@ -98,10 +98,11 @@ def train(images: Any, labels: Any, weight: Any, bias: Any) -> None:
         bias -= error.sum(axis=0)
 
 
-def wrong_digits(weight: Any, bias: Any) -> str:
-    """Describe a final model of too little accuracy; empty if it has enough."""
+def note_digits(weight: Any, bias: Any) -> None:
+    """Note the accuracy of a final model, and whether it is too little."""
     images, labels, order = digits()
     held_out = order[:HELD_OUT]
     scores = images[held_out] @ weight + bias
     accuracy = float((scores.argmax(axis=1) == labels[held_out].argmax(axis=1)).mean())
-    return f"accuracy is only {accuracy:.3f}" if accuracy < LEAST_ACCURACY else ""
+    wrong = f"accuracy is only {accuracy:.3f}" if accuracy < LEAST_ACCURACY else ""
+    note("result", wrong=wrong, accuracy=accuracy)
