@@ -65,7 +65,8 @@ def inspect_run(path: Path) -> InspectedRun:
     models = models_by_file(history)
     metrics = {record.number: record.trained for record in history.rounds}
     metrics |= history.scores
-    failures = Counter(failure.round for failure in history.failures)
+    failures = Counter(failure.round for failure in history.failures if not failure.late)
+    late = Counter(failure.round for failure in history.failures if failure.late)
     checkpoints = []
     for file in checkpoint_files(run):
         place, number = run.checkpoints / file.name, file.round
@@ -95,6 +96,7 @@ def inspect_run(path: Path) -> InspectedRun:
                 "up": record.up.bytes,
                 "reused": record.down.reused + record.up.reused,
                 "failures": failures[record.number],
+                "late": late[record.number],
             }
             for record in history.rounds
         ],
@@ -103,7 +105,8 @@ def inspect_run(path: Path) -> InspectedRun:
                 "site": record.name,
                 "updates": record.updates,
                 "weight": record.weight,
-                "failures": record.failures,
+                "failures": record.failures - record.late,
+                "late": record.late,
             }
             for record in sorted(history.sites.values(), key=lambda site: natural_key(site.name))
         ],

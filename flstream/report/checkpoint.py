@@ -21,12 +21,15 @@ from flstream.units import format_bytes
 
 _DIGEST_WIDTH = 12
 _NAME = Column("name", "name", least=16)
-_BYTES, _FAILURES = Column("bytes", "bytes"), Column("failures", "count", 1)
+_BYTES, _ABSENT = (
+    Column("bytes", "bytes"),
+    (Column("failures", "count"), Column("late", "count", 1)),
+)
 _TENSORS = (_NAME, Column("dtype"), Column("shape"), _BYTES)
 _MODELS = (Column("model", "name"), _BYTES, Column("digest"), Column("metrics"))
 _MOVED = (Column("down", "bytes"), Column("up", "bytes"), Column("reused", "bytes"))
-_ROUNDS = (Column("round", "count"), Column("seconds", "seconds", 2), *_MOVED, _FAILURES)
-_SITES = (Column("site", "name"), Column("updates", "count"), Column("weight", "number"), _FAILURES)
+_ROUNDS = (Column("round", "count"), Column("seconds", "seconds", 2), *_MOVED, *_ABSENT)
+_SITES = (Column("site", "name"), Column("updates", "count"), Column("weight", "number"), *_ABSENT)
 _STATISTICS = (
     _NAME,
     *(Column(head, "number", 1) for head in ("min", "max", "mean", "std", "norm")),

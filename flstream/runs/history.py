@@ -99,7 +99,7 @@ class SiteRecord(msgspec.Struct):
 
     Attributes:
         name: Name of the site.
-        updates: Rounds whose model its update is part of.
+        updates: Number of its updates that are part of models.
         weight: Sum of its weights in them.
         downloads: Seconds of its downloads of models to train, if it has a process of its own.
         trains: Seconds of its training, in all, if it has a process of its own.
@@ -351,7 +351,8 @@ class History:
         self.digest = event.digest
         for name, weight in event.weights.items():
             site = self._site(name)
-            site.updates, site.weight = site.updates + 1, site.weight + weight
+            site.updates += event.updates.get(name, 1)
+            site.weight += weight
 
     def _evaluate(self, event: Evaluated) -> None:
         # Metrics that come with the updates of a round score the model of the round before.

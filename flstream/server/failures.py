@@ -59,10 +59,15 @@ class FailureRecord:
         """Note sites that had no part in a task, on a record that need not be final yet."""
         self._recent += sites
 
+    def begin(self, site: str) -> None:
+        """Note a training of its own, whose failure counts whatever has failed before."""
+        self._failed.discard(site)
+
     def settle(self, contributed: Iterable[str] | None = None) -> list[str]:
         """Count the failures noted so far, which are final now, and bench the sites that are due.
 
-        A site's failures count once until the next model. Sites whose updates are part of a model
+        A site's failures count once until the next model, but for those of trainings that were
+        started one by one. Sites whose updates are part of a model
         begin anew, unless they have failed since the last one.
 
         Args:

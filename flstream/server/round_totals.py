@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
@@ -50,6 +51,7 @@ class RoundTotals:
         self._download = self._train = self._fold = self._checkpoint = 0.0
         self._down, self._up = Transfer(), Transfer()
         self._weights: dict[str, float] = {}
+        self._updates = Counter[str]()
         self._aggregator = ""
         self._metrics: list[tuple[float, Mapping[str, float]]] = []
         self._privacy: PrivacySpent | None = None
@@ -69,6 +71,7 @@ class RoundTotals:
         self._aggregator = result.at or self._aggregator
         for site, weight in result.weights.items():
             self._weights[site] = self._weights.get(site, 0.0) + weight
+        self._updates.update(site for _, sites in result.updates for site in sites)
         self._metrics.append((sum(result.weights.values()), result.metrics))
         if result.privacy is not None:
             self._privacy = result.privacy.spent
@@ -84,6 +87,7 @@ class RoundTotals:
             upload_and_fold=self._fold,
             checkpoint=self._checkpoint,
             weights=self._weights,
+            updates={site: n for site, n in self._updates.items() if n > 1},
             metrics=self._mean(),
             down=self._down,
             up=msgspec.structs.replace(self._up, seconds=self._fold),

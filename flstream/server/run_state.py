@@ -211,6 +211,10 @@ class RunState:
         """Note sites that had no part in a task, on a record that need not be final yet."""
         self._failures.failed(sites)
 
+    def note_start(self, site: str) -> None:
+        """Take in that a training of one site was started."""
+        self._failures.begin(site)
+
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
         """Bench who is due by the records that are final now.
 

@@ -124,10 +124,10 @@ class TaskTimes:
         # When the devices of sites are away next after the beginning; None for never.
         self._gone: dict[str, int | None] = {}
 
-    def arrive(self, site: str, nbytes: int) -> str:
-        """Take in how many bytes a site is sent; return why it never trains, or nothing."""
+    def arrive(self, site: str, nbytes: int) -> SiteTime | None:
+        """Take in how many bytes a site is sent; return why it never trains, or None."""
         if site in self._arrivals:
-            return self.ends[site].failure if site in self.ends else ""
+            return self.ends.get(site)
         device, task = self._device(site), self._tasks[site]
         arrival = self.began + device.before_work(nbytes)
         self._arrivals[site] = arrival
@@ -136,9 +136,10 @@ class TaskTimes:
         if drawn < device.dropout and not end.failure:
             reason = f"{DROPPED_OUT} (devices.{device.name}.dropout)"
             end = SiteTime(arrival, reason, is_absence=True)
-        if end.failure:
-            self.ends[site] = end
-        return end.failure
+        if not end.failure:
+            return None
+        self.ends[site] = end
+        return end
 
     def arrive_late(self, site: str, now: int, nbytes: int) -> None:
         """Take in that so many bytes are sent to a site from now on, while it trains."""
@@ -235,8 +236,7 @@ class TaskTimes:
                 return SiteTime(gone, reason, is_absence=True)
         if limit < time:
             taken = format_seconds(self._seconds)
-            reason = f"it took more than {taken} (clients.round_timeout)"
-            return SiteTime(limit, reason, is_absence=True)
+            return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
         return SiteTime(time, failure)
 
 
@@ -260,7 +260,7 @@ class GroupTimes(NamedTuple):
         }
         return cls(times) if times else None
 
-    def arrive(self, site: str, nbytes: int) -> str:
+    def arrive(self, site: str, nbytes: int) -> SiteTime | None:
         """See :meth:`TaskTimes.arrive`."""
         return self.by_site[site].arrive(site, nbytes)
 

@@ -31,7 +31,7 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback, SiteLost
-from flstream.server.simulated_clock import GroupTimes, TaskTimes
+from flstream.server.simulated_clock import GroupTimes, SiteTime, TaskTimes
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -160,10 +160,10 @@ class TaskRun:
         self._copied: dict[str, int] = {}
         self._end = end
         # By site, why it never trains.
-        self._away: dict[str, str] = {}
+        self._away: dict[str, SiteTime] = {}
         if times is not None:
-            reasons = {site: times.arrive(site, spec.bytes_down(site)) for site in spec.cohort}
-            self._away = {site: reason for site, reason in reasons.items() if reason}
+            arrived = {site: times.arrive(site, spec.bytes_down(site)) for site in spec.cohort}
+            self._away = {site: absent for site, absent in arrived.items() if absent is not None}
         ahead = 2 * plan.group if plan.group else None
         self._queue = SiteQueue(
             spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
@@ -215,8 +215,8 @@ class TaskRun:
 
     def leave_out_away(self) -> None:
         """Leave out the sites that never train, as the virtual clock has it."""
-        for site, reason in self._away.items():
-            self.fail(site, reason, late=True)
+        for site, end in self._away.items():
+            self.fail(site, end.failure, late=end.is_absence)
 
     def _leave_stragglers(self) -> None:
         """Leave out the sites whose answers come too late on the virtual clock."""

@@ -41,8 +41,10 @@ from flstream.worker.meta import pack_values
 
 WHOLE_MODEL = ModelParts()
 
-# Waits in a row, for each site, after which nobody is waited for with nothing in flight.
+# Most waits in a row for a device that comes back, with no training in flight, for each site.
 _MOST_IDLE_WAITS = 1000
+# Trainings in a row after which a workflow that starts others in their place would never end.
+_MOST_LOST = 10_000
 
 ValueT = TypeVar("ValueT")
 
@@ -61,6 +63,8 @@ class TrainingEffects:
         self._pending: list[SiteTraining] = []
         # Waits with nothing in flight since the last start.
         self._idle_waits = 0
+        # Trainings in a row that were started and have failed.
+        self._lost = 0
 
     def ask(
         self,
@@ -140,6 +144,7 @@ class TrainingEffects:
             int,
         )
         training.number, self._idle_waits = started.number, 0
+        state.note_start(site)
         if state.clock is not None:
             training.times = state.clock.task(training.tasks, training.seconds)
         self.started.add(training)
@@ -206,6 +211,13 @@ class TrainingEffects:
         training = self.started.take(done.site)
         self._take(training, done.train)
         state.settle_failures()
+        self._lost = 0 if done.train.sites else self._lost + 1
+        if self._lost >= _MOST_LOST:
+            reason = next(iter(done.train.failures.values()))
+            raise SimulationError(
+                f"{self._lost:,} trainings in a row have come to nothing, the last one of "
+                f"{done.site}: {reason}; change devices, or what sites train"
+            )
         if updates := training.updates():
             return updates[0]
         return Update(
@@ -227,7 +239,7 @@ class TrainingEffects:
         clock, numbers = self._state.clock, self._state.fleet.numbers
         if clock is None or self._idle_waits > _MOST_IDLE_WAITS * len(numbers):
             return False
-        self._idle_waits += 1
+        self._idle_waits += math.isinf(limit)
         began = clock.now
         clock.wait_until(limit, lambda _: None)
         return clock.now > began or not math.isinf(limit)

@@ -381,6 +381,7 @@ class RoundFinished(Event, tag="round_finished"):
         upload_and_fold: Seconds of the walk over the updates.
         checkpoint: Seconds until the new model was durable.
         weights: Weight of each site in the mean, by name.
+        updates: Number of updates of each site that has several in the round, by name.
         metrics: Weighted means of the metrics that the sites reported with their updates.
         down: Cost of transferring the model to the sites.
         up: Cost of transferring the updates to the server.
@@ -404,6 +405,7 @@ class RoundFinished(Event, tag="round_finished"):
     aggregator: str = ""
     privacy: PrivacySpent | None = None
     simulated_seconds: float | None = None
+    updates: Mapping[str, int] = {}
 
     @property
     def phases(self) -> tuple[float, float, float, float]:

@@ -92,13 +92,13 @@ def test_a_run_directory_shows_its_rounds_and_stands_for_the_final_model(run):
 
 def test_a_run_adds_up_what_moved_in_each_round_and_what_each_site_did(run):
     found = as_document(inspect_run(run))
-    sums = {"seconds": 10.0, "down": 320, "up": 300, "reused": 60, "failures": 0}
+    sums = {"seconds": 10.0, "down": 320, "up": 300, "reused": 60, "failures": 0, "late": 0}
     assert found["rounds"][:2] == [{"round": number, **sums} for number in (1, 2)]
     evaluated = {"round": 3, **sums, "seconds": 11.0, "down": 400, "failures": 1}
     assert found["rounds"][2:] == [evaluated]
     assert found["sites"] == [
-        {"site": "site-1", "updates": 3, "weight": 6.0, "failures": 0},
-        {"site": "site-2", "updates": 3, "weight": 3.0, "failures": 1},
+        {"site": "site-1", "updates": 3, "weight": 6.0, "failures": 0, "late": 0},
+        {"site": "site-2", "updates": 3, "weight": 3.0, "failures": 1, "late": 0},
     ]
 
 

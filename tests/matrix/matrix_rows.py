@@ -229,14 +229,18 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "learner": ("engine.type=inline",),
-        "virtual": ("rounds=5",),
         "exchange": ("model.args.size=8 MiB",),
-        "virtual, whole": (),
     }
 )
 """Jobs of this checkout, and their overrides; one that takes longer is for the night."""
 
 BY_PROCESSOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"digits": ("rounds=2",), "script": ("rounds=3",), "digits, whole": ()}
+    {
+        "digits": ("rounds=2",),
+        "virtual": ("rounds=5",),
+        "script": ("rounds=3",),
+        "digits, whole": (),
+        "virtual, whole": (),
+    }
 )
 """Jobs whose training is rounded by the processor's vector units, so that no table has its bits."""

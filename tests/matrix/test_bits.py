@@ -67,12 +67,12 @@ def test_a_model_has_the_bits_of_the_table(case, tmp_path, fork_server):
     assert run(tmp_path / "run", overrides_of(row, size, *how)) == recorded(f"{row}, {size}")
 
 
-@first_and_nightly("job", list(SHIPPED), brief=3)
+@first_and_nightly("job", list(SHIPPED), brief=2)
 def test_a_shipped_job_has_the_bits_of_the_table(job, tmp_path, fork_server):
     assert run(tmp_path / "run", list(SHIPPED[job]), path_of(job)) == recorded(f"jobs/{job}")
 
 
-@first_and_nightly("job", list(BY_PROCESSOR), brief=2)
+@first_and_nightly("job", list(BY_PROCESSOR), brief=3)
 def test_a_shipped_job_has_the_same_bits_however_its_bytes_move(job, tmp_path, fork_server):
     how = list(BY_PROCESSOR[job])
     other = [*how, "clients.parallel=2", "streaming.tensor_download_chunk_size=4 KiB"]

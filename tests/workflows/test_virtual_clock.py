@@ -9,6 +9,8 @@ from flows import finished, records, result
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, noisy, results
 
+from flstream.runs.journal import read_history
+from flstream.server import training_effects
 from flstream.telemetry.events import EffectDone
 
 VIRTUAL = "time.clock=virtual"
@@ -114,6 +116,38 @@ def test_an_update_that_is_too_old_is_left_out(jobs):
     folds = [result(each) for each in records(run) if each.name == "fold"]
     answers = [each for each in records(run) if each.name == "next"]
     assert len(folds) == 3 < len(answers)
+
+
+@pytest.mark.parametrize("kind", ["fedbuff, args{buffer_size=2}", "fedasync", "decoupled_diloco"])
+def test_a_site_that_always_fails_is_asked_no_more_though_failures_take_no_time(jobs, kind):
+    script = noisy("    if site == 'site-2': raise ValueError('broken')")
+    run = finished(jobs.run(script, VIRTUAL, QUIET, f"workflow={{type={kind}}}", "clients.count=4"))
+    assert run.summary.benched == ["site-2"]
+    assert [failure.site for failure in run.summary.failures] == ["site-2"] * 2
+
+
+def test_devices_that_are_never_there_for_long_enough_end_the_run(jobs, monkeypatch):
+    monkeypatch.setattr(training_effects, "_MOST_LOST", 30)
+    there = 'devices.a.available={windows=["00:01-00:02"]}'
+    how = [VIRTUAL, BUFFER, there, "time.seconds_per_example=1 h", "clients.count=4"]
+    run = jobs.run(adding({}), *how)
+    assert "30 trainings in a row have come to nothing, the last one of site-" in run.summary.error
+    assert "it went away (devices.a.available)" in run.summary.error
+
+
+def test_several_updates_of_a_site_in_a_fold_are_counted(jobs):
+    kind = "workflow={type=fedbuff, args{buffer_size=6, concurrency=3}}"
+    run = finished(jobs.run(adding({}), VIRTUAL, QUIET, kind, "clients.count=3", "rounds=2"))
+    history = read_history(run.directory.events)
+    assert sum(site.updates for site in history.sites.values()) == 12
+    assert history.sites["site-1"].updates > 2
+
+
+def test_a_limit_of_the_clock_is_a_failure_as_on_the_wall(jobs):
+    how = [VIRTUAL, QUIET, "clients.count=3", "clients.min_updates=2", "rounds=3"]
+    run = finished(jobs.run(adding({}), *how, "clients.round_timeout=2.5 ms"))
+    assert run.summary.benched == ["site-3"]
+    assert {(each.site, each.late) for each in run.summary.failures} == {("site-3", False)}
 
 
 CRASHES = """
