@@ -21,10 +21,8 @@ from flstream.units import format_bytes
 
 _DIGEST_WIDTH = 12
 _NAME = Column("name", "name", least=16)
-_BYTES, _ABSENT = (
-    Column("bytes", "bytes"),
-    (Column("failures", "count"), Column("late", "count", 1)),
-)
+_BYTES = Column("bytes", "bytes")
+_ABSENT = (Column("failures", "count"), Column("late", "count", 1))
 _TENSORS = (_NAME, Column("dtype"), Column("shape"), _BYTES)
 _MODELS = (Column("model", "name"), _BYTES, Column("digest"), Column("metrics"))
 _MOVED = (Column("down", "bytes"), Column("up", "bytes"), Column("reused", "bytes"))
