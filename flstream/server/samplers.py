@@ -10,19 +10,19 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from heapq import nlargest, nsmallest
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.code import make, raised
+from flstream.job.fields import Section
 from flstream.job.problems import did_you_mean
-from flstream.job.sampler_section import SamplerSection
+from flstream.job.sampler_section import OortSection, PowerOfChoiceSection, SamplerSection
 from flstream.server.sampling import in_order, sample_by
 from flstream.server.site_history import LOSSES, AskedSite, SamplingHistory
 from flstream.text import brief_names, shortened
@@ -65,10 +65,9 @@ def sampled(
     """
     if not (count := min(count, len(sites))):
         return []
-    kind = BUILT_IN.get(section.type)
-    if kind is None:
+    if (choose := BUILT_IN.get(section.type)) is None:
         return _sampled_by_own(section, sites, count, history)
-    return [*kind(**dict(section.args)).sample(sites, count, history)]
+    return choose(section.args, sites, count, history)
 
 
 def _sampled_by_own(
@@ -110,164 +109,129 @@ def _sampled_by_own(
     return [site for site in sites if site in chosen]
 
 
-@dataclass(frozen=True)
-class UniformSampler:
-    """Draws every site with the same probability."""
-
-    def sample(self, sites: Sequence[str], count: int, history: SamplingHistory) -> Sequence[str]:
-        """Choose sites; the cost is that of the sites chosen."""
-        return sample_by(history.random, sites, count)
+def _uniform(_: Section, sites: Sequence[str], count: int, history: SamplingHistory) -> list[str]:
+    """Draw every site with the same probability, at the cost of the sites chosen."""
+    return sample_by(history.random, sites, count)
 
 
-@dataclass(frozen=True)
-class DataSizeSampler:
-    """Draws sites one after another, each with a probability in proportion to its examples."""
-
-    def sample(self, sites: Sequence[str], count: int, history: SamplingHistory) -> Sequence[str]:
-        """Choose sites."""
-        return in_order(sites, draw_places(_examples(sites, history), count, history.random))
+def _by_data_size(
+    _: Section, sites: Sequence[str], count: int, history: SamplingHistory
+) -> list[str]:
+    """Draw sites one after another, each with a probability in proportion to its examples."""
+    return in_order(sites, draw_places(_examples(sites, history), count, history.random))
 
 
-@dataclass(frozen=True)
-class PowerOfChoiceSampler:
-    """Asks the candidates of the highest loss (Cho, Wang and Joshi 2020, arXiv:2010.01243).
+def _power_of_choice(
+    args: PowerOfChoiceSection, sites: Sequence[str], count: int, history: SamplingHistory
+) -> list[str]:
+    """Choose the candidates of the highest loss (Cho, Wang and Joshi 2020, arXiv:2010.01243).
 
     It is the variant rpow-d, which takes the loss that a site reported when it last trained, and an
     infinite one for a site that has reported none.
-
-    Attributes:
-        candidates: Sites that are drawn as candidates; None for twice as many as are asked.
     """
+    _check_losses("power_of_choice", history)
+    drawn = max(count, min(args.candidates or 2 * count, len(sites)))
+    places = draw_places(_examples(sites, history), drawn, history.random)
 
-    candidates: int | None
+    def rank(place: int) -> tuple[bool, float]:
+        site = history.sites.get(sites[place])
+        return (False, 0.0) if site is None or site.loss is None else (True, -site.loss)
 
-    def sample(self, sites: Sequence[str], count: int, history: SamplingHistory) -> Sequence[str]:
-        """Choose sites."""
-        _check_losses("power_of_choice", history)
-        drawn = max(count, min(self.candidates or 2 * count, len(sites)))
-        places = draw_places(_examples(sites, history), drawn, history.random)
-
-        def rank(place: int) -> tuple[bool, float]:
-            site = history.sites.get(sites[place])
-            return (False, 0.0) if site is None or site.loss is None else (True, -site.loss)
-
-        # Those that are equal stay in the order in which they were drawn.
-        return in_order(sites, sorted(places, key=rank)[:count])
+    # Those that are equal stay in the order in which they were drawn.
+    return in_order(sites, sorted(places, key=rank)[:count])
 
 
-@dataclass(frozen=True)
-class OortSampler:
-    """Asks useful and fast sites, and explores others (Lai et al., OSDI 2021, algorithm 1).
+def _oort(
+    args: OortSection, sites: Sequence[str], count: int, history: SamplingHistory
+) -> list[str]:
+    """Choose useful and fast sites, and explore others (Lai et al., OSDI 2021, algorithm 1).
 
     The statistical utility of a site with the samples B is ``|B| sqrt(mean of loss^2)`` over its
     samples. Sites report the mean loss alone, which takes the place of that root. As in the
     authors' code, utilities are clipped at their 95% quantile and scaled to 0 to 1 before the term
     for sites that were not asked for long is added. The pacer, which lengthens the preferred
     duration, and the limit of how often a site is asked are left out.
-
-    Attributes:
-        exploration: Fraction of sites without a loss, in the first round.
-        exploration_decay: Factor of that fraction from round to round.
-        exploration_min: Least fraction.
-        preferred_duration: Seconds beyond which a site counts for less; None for those within which
-            30% of the sites have answered.
-        alpha: Exponent by which it does.
-        cutoff: Fraction of the utility of the last one of the best sites from which on sites are
-            drawn.
     """
+    _check_losses("oort", history)
+    asked_sites = [*map(history.sites.get, sites)]
+    is_known = [site is not None and site.loss is not None for site in asked_sites]
+    explored = [place for place, known in enumerate(is_known) if known]
+    unexplored = [place for place, known in enumerate(is_known) if not known]
+    new = min(round(count * oort_share(args, history.round)), len(unexplored))
+    new = max(new, count - len(explored))
+    chosen = history.random.sample(unexplored, new)
+    if best := count - new:
+        records = [site for site in asked_sites if site is not None and site.loss is not None]
+        utilities = oort_utilities(args, records, history.round)
+        least = args.cutoff * nlargest(best, utilities)[-1]
+        admitted = [index for index, utility in enumerate(utilities) if utility >= least]
+        drawn = draw_places([utilities[index] for index in admitted], best, history.random)
+        chosen += [explored[admitted[index]] for index in drawn]
+    return in_order(sites, chosen)
 
-    exploration: float
-    exploration_decay: float
-    exploration_min: float
-    preferred_duration: float | None
-    alpha: int
-    cutoff: float
 
-    def sample(self, sites: Sequence[str], count: int, history: SamplingHistory) -> Sequence[str]:
-        """Choose sites."""
-        _check_losses("oort", history)
-        asked_sites = [*map(history.sites.get, sites)]
-        is_known = [site is not None and site.loss is not None for site in asked_sites]
-        explored = [place for place, known in enumerate(is_known) if known]
-        unexplored = [place for place, known in enumerate(is_known) if not known]
-        new = min(round(count * self.share(history.round)), len(unexplored))
-        new = max(new, count - len(explored))
-        chosen = history.random.sample(unexplored, new)
-        if best := count - new:
-            records = [site for site in asked_sites if site is not None and site.loss is not None]
-            utilities = self.utilities(records, history.round)
-            least = self.cutoff * nlargest(best, utilities)[-1]
-            admitted = [index for index, utility in enumerate(utilities) if utility >= least]
-            drawn = draw_places([utilities[index] for index in admitted], best, history.random)
-            chosen += [explored[admitted[index]] for index in drawn]
-        return in_order(sites, chosen)
+def oort_share(args: OortSection, number: int) -> float:
+    """Return the fraction of a round's sites that are drawn from those without a loss."""
+    share = args.exploration
+    for _ in range(1, number):
+        if share <= args.exploration_min:
+            break
+        share *= args.exploration_decay
+    return max(share, args.exploration_min)
 
-    def share(self, number: int) -> float:
-        """Fraction of a round's sites that are drawn from those without a loss."""
-        share = self.exploration
-        for _ in range(1, number):
-            if share <= self.exploration_min:
-                break
-            share *= self.exploration_decay
-        return max(share, self.exploration_min)
 
-    def utilities(self, records: Sequence[AskedSite], number: int) -> list[float]:
-        """Utilities of sites with a loss, at least 0, in a round."""
-        statistical = [(site.examples or 0.0) * abs(site.loss or 0.0) for site in records]
-        ranked = sorted(statistical)
-        most = min(ranked[min(int(len(ranked) * _CLIPPED), len(ranked) - 1)], _LARGEST)
-        least = min(ranked[0], most)
-        span = most - least
-        # Of decimal, whose logarithm is rounded correctly.
-        logarithm = float(Decimal(max(number, 1)).ln())
-        terms = {
-            last: math.sqrt(0.1 * logarithm / last) for last in {r.last_round for r in records}
+def oort_utilities(args: OortSection, records: Sequence[AskedSite], number: int) -> list[float]:
+    """Return the utilities of sites with a loss, at least 0, in a round."""
+    statistical = [(site.examples or 0.0) * abs(site.loss or 0.0) for site in records]
+    ranked = sorted(statistical)
+    most = min(ranked[min(int(len(ranked) * _CLIPPED), len(ranked) - 1)], _LARGEST)
+    least = min(ranked[0], most)
+    span = most - least
+    # Of decimal, whose logarithm is rounded correctly.
+    logarithm = float(Decimal(max(number, 1)).ln())
+    terms = {last: math.sqrt(0.1 * logarithm / last) for last in {r.last_round for r in records}}
+    utilities = [
+        ((min(utility, most) - least) / span if span else 0.0) + terms[site.last_round]
+        for utility, site in zip(statistical, records, strict=True)
+    ]
+    durations = [site.seconds for site in records]
+    known = sorted(seconds for seconds in durations if seconds is not None)
+    preferred = args.preferred_duration
+    if preferred is None:
+        preferred = known[int(len(known) * _FAST)] if known else math.inf
+    return [
+        utility
+        if seconds is None or seconds <= preferred
+        else utility * math.prod([preferred / seconds] * args.alpha)
+        for utility, seconds in zip(utilities, durations, strict=True)
+    ]
+
+
+def _round_robin(
+    _: Section, sites: Sequence[str], count: int, history: SamplingHistory
+) -> list[str]:
+    """Choose all sites in turn, in their order: those first that were last asked longest ago."""
+
+    def rank(place: int) -> tuple[int, int]:
+        site = history.sites.get(sites[place])
+        # Where a round ended one turn and began the next, those of the end were asked less.
+        return (0, 0) if site is None else (site.last_round, site.times_asked)
+
+    return in_order(sites, nsmallest(count, range(len(sites)), key=rank))
+
+
+BUILT_IN: Mapping[str, Callable[[Any, Sequence[str], int, SamplingHistory], list[str]]] = (
+    MappingProxyType(
+        {
+            "uniform": _uniform,
+            "by_data_size": _by_data_size,
+            "power_of_choice": _power_of_choice,
+            "oort": _oort,
+            "round_robin": _round_robin,
         }
-        utilities = [
-            ((min(utility, most) - least) / span if span else 0.0) + terms[site.last_round]
-            for utility, site in zip(statistical, records, strict=True)
-        ]
-        durations = [site.seconds for site in records]
-        preferred = self._preferred(durations)
-        return [
-            utility
-            if seconds is None or seconds <= preferred
-            else utility * math.prod([preferred / seconds] * self.alpha)
-            for utility, seconds in zip(utilities, durations, strict=True)
-        ]
-
-    def _preferred(self, durations: Sequence[float | None]) -> float:
-        if self.preferred_duration is not None:
-            return self.preferred_duration
-        known = sorted(seconds for seconds in durations if seconds is not None)
-        return known[int(len(known) * _FAST)] if known else math.inf
-
-
-@dataclass(frozen=True)
-class RoundRobinSampler:
-    """Asks all sites in turn, in their order: those first that were last asked longest ago."""
-
-    def sample(self, sites: Sequence[str], count: int, history: SamplingHistory) -> Sequence[str]:
-        """Choose sites."""
-
-        def rank(place: int) -> tuple[int, int]:
-            site = history.sites.get(sites[place])
-            # Where a round ended one turn and began the next, those of the end were asked less.
-            return (0, 0) if site is None else (site.last_round, site.times_asked)
-
-        return in_order(sites, nsmallest(count, range(len(sites)), key=rank))
-
-
-BUILT_IN: Mapping[str, type[Sampler]] = MappingProxyType(
-    {
-        "uniform": UniformSampler,
-        "by_data_size": DataSizeSampler,
-        "power_of_choice": PowerOfChoiceSampler,
-        "oort": OortSampler,
-        "round_robin": RoundRobinSampler,
-    }
+    )
 )
-"""The samplers that come with flstream; their arguments are those of their sections."""
+"""The samplers that come with flstream, each called with the section of its arguments."""
 
 
 def draw_places(weights: Sequence[float], count: int, generator: random.Random) -> list[int]:

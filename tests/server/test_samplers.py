@@ -8,7 +8,13 @@ import pytest
 
 from flstream.errors import WorkflowError
 from flstream.job.sampler_section import SAMPLERS, OortSection, SamplerSection
-from flstream.server.samplers import BUILT_IN, OortSampler, draw_places, sampled
+from flstream.server.samplers import (
+    BUILT_IN,
+    draw_places,
+    oort_share,
+    oort_utilities,
+    sampled,
+)
 from flstream.server.sampling import sample_sites
 from flstream.server.site_history import AskedSite, SamplingHistory, SiteHistory
 from flstream.server.training import TaskCost, TrainResult
@@ -59,10 +65,10 @@ def test_every_sampler_returns_so_many_sites_in_their_order_and_the_same_again(k
     assert sampled(sampler(kind), [], count, history()) == []
 
 
-def test_there_is_a_class_for_each_sampler_with_the_arguments_of_its_section():
+def test_each_sampler_has_a_section_whose_defaults_it_takes():
     assert {*BUILT_IN} == {*SAMPLERS}
     for kind, section in SAMPLERS.items():
-        assert BUILT_IN[kind](**dict(section()))
+        assert len(BUILT_IN[kind](section(), SITES, 3, history())) == 3
 
 
 def test_uniform_draws_as_ever_whatever_sites_have_reported(jobs):
@@ -165,15 +171,19 @@ def test_a_sampler_by_losses_names_itself_where_no_site_reports_one(kind):
 # Oort
 
 
-def oort(**args):
-    return OortSampler(**dict(OortSection(**args)))
+def share(number, **args):
+    return oort_share(OortSection(**args), number)
+
+
+def utilities(records, number, **args):
+    return oort_utilities(OortSection(**args), records, number)
 
 
 def test_oorts_share_of_new_sites_decays_to_its_least():
-    assert [oort().share(number) for number in (1, 2, 3)] == [0.9, 0.9 * 0.98, 0.9 * 0.98 * 0.98]
-    assert oort().share(74) == pytest.approx(0.9 * 0.98**73)
-    assert oort().share(76) == oort().share(10**9) == 0.2
-    assert oort(exploration=0.5, exploration_decay=1).share(1000) == 0.5
+    assert [share(number) for number in (1, 2, 3)] == [0.9, 0.9 * 0.98, 0.9 * 0.98 * 0.98]
+    assert share(74) == pytest.approx(0.9 * 0.98**73)
+    assert share(76) == share(10**9) == 0.2
+    assert share(1000, exploration=0.5, exploration_decay=1) == 0.5
 
 
 def test_oorts_utilities_are_those_of_the_paper():
@@ -186,21 +196,21 @@ def test_oorts_utilities_are_those_of_the_paper():
     # |B| loss is 10, 40, 30 and 10, which are scaled from 10 to 40 to 0 to 1.
     terms = [math.sqrt(0.1 * math.log(5) / last) for last in (2, 4, 1, 1)]
     plain = [0 + terms[0], 1 + terms[1], 2 / 3 + terms[2], 0 + terms[3]]
-    assert oort(alpha=0).utilities(records, 5) == pytest.approx(plain)
+    assert utilities(records, 5, alpha=0) == pytest.approx(plain)
     slow = [plain[0], plain[1] * (12 / 30) ** 2, *plain[2:]]
-    assert oort(preferred_duration=12).utilities(records, 5) == pytest.approx(slow)
+    assert utilities(records, 5, preferred_duration=12) == pytest.approx(slow)
     slow = [plain[0], plain[1] * (8 / 30) ** 3, plain[2] * (8 / 10) ** 3, plain[3]]
     # 30% of those with a duration are not slower than the fastest.
-    assert oort(alpha=3).utilities(records, 5) == pytest.approx(slow)
+    assert utilities(records, 5, alpha=3) == pytest.approx(slow)
 
 
 def test_oort_clips_a_utility_beyond_the_others():
     records = [answered(examples=1.0, loss=float(loss)) for loss in [*range(1, 40), 1e9]]
-    utilities = oort().utilities(records, 1)  # 95% are up to 39
-    assert utilities[-2:] == [1.0, 1.0]
-    assert utilities[19] == 19 / 38
+    scores = utilities(records, 1)  # 95% are up to 39
+    assert scores[-2:] == [1.0, 1.0]
+    assert scores[19] == 19 / 38
     huge = [answered(examples=1e15, loss=loss) for loss in (1e300, -1e300, 1.0)]
-    assert oort().utilities(huge, 1) == [1.0, 1.0, 0.0]
+    assert utilities(huge, 1) == [1.0, 1.0, 0.0]
 
 
 def test_oort_explores_and_asks_the_rest_by_utility():
