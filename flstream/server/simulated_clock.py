@@ -7,7 +7,8 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 from flstream.job import Job
 from flstream.job.device import NANOSECONDS, SiteDevice, exact, nanoseconds
@@ -16,9 +17,6 @@ from flstream.runs.simulated_times import DROPPED_OUT, WENT_AWAY
 from flstream.server.fleet import Fleet
 from flstream.units import format_seconds
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
-
-if TYPE_CHECKING:
-    from flstream.server.training import SiteTraining
 
 ResultT = TypeVar("ResultT")
 
@@ -79,29 +77,33 @@ class SimulatedClock:
             if stop == limit or (limit == math.inf and self._fleet.arrivals > arrivals):
                 return None
 
-    def task(self, tasks: Mapping[str, SiteTask], seconds: float) -> TaskTimes:
-        """The times of a task's sites, which begin now.
+    def begin(self, tasks: Mapping[str, SiteTask], seconds: float) -> dict[str, SiteClock]:
+        """Begin a task now; return the clock of each of its sites, by name.
 
         Args:
             tasks: Each site's part.
             seconds: Simulated seconds that a site may take.
         """
-        return TaskTimes(self._job.time, self._fleet.device, self.now, tasks, seconds)
+        section, device = self._job.time, self._fleet.device
+        return {
+            site: SiteClock(section, device, self.now, task, seconds)
+            for site, task in tasks.items()
+        }
 
 
-class TaskTimes:
-    """Simulated times of the sites of one task.
+class SiteClock:
+    """Simulated time of a site's part of a task.
 
     Args:
         section: How work is counted.
         device: Returns the device of a site.
         began: When the task began.
-        tasks: Each site's part.
-        seconds: Simulated seconds that a site may take.
+        task: The site's part.
+        seconds: Simulated seconds that the site may take.
 
     Attributes:
         began: As given.
-        ends: By site, when it has answered or failed, where that is known.
+        end: When it has answered or failed; None before that is known.
     """
 
     def __init__(
@@ -109,168 +111,134 @@ class TaskTimes:
         section: TimeSection,
         device: Callable[[str], SiteDevice],
         began: int,
-        tasks: Mapping[str, SiteTask],
+        task: SiteTask,
         seconds: float,
     ) -> None:
         self.began = began
-        self.ends: dict[str, SiteTime] = {}
+        self.end: SiteTime | None = None
         self._section = section
-        self._device = device
+        self._device_of = device
+        self._task = task
         self._seconds = seconds
-        self._tasks = tasks
-        self._arrivals: dict[str, int] = {}
-        self._late_arrivals: dict[str, int] = {}
-        self._declared: dict[str, float] = {}
-        # When the devices of sites are away next after the beginning; None for never.
-        self._gone: dict[str, int | None] = {}
+        self._arrival = self._late_arrival = 0
+        self._declared: float | None = None
+        # When it is over at the latest; None before the site is sent anything.
+        self._last: SiteTime | None = None
 
-    def arrive(self, site: str, nbytes: int) -> SiteTime | None:
-        """Take in how many bytes a site is sent; return why it never trains, or None."""
-        if site in self._arrivals:
-            return self.ends.get(site)
-        device, task = self._device(site), self._tasks[site]
-        arrival = self.began + device.before_work(nbytes)
-        self._arrivals[site] = arrival
-        end = self._before(site, arrival)
-        drawn = random.Random(f"flstream/dropout/{task.seed}").random() if device.dropout else 1.0
+    @cached_property
+    def _device(self) -> SiteDevice:
+        return self._device_of(self._task.site)
+
+    def arrive(self, nbytes: int) -> SiteTime | None:
+        """Take in how many bytes the site is sent; return why it never trains, or None."""
+        if self._last is not None:
+            return self.end
+        device = self._device
+        self._last = self._over()
+        self._arrival = self.began + device.before_work(nbytes)
+        end, seed = self._before(self._arrival), self._task.seed
+        drawn = random.Random(f"flstream/dropout/{seed}").random() if device.dropout else 1.0
         if drawn < device.dropout and not end.failure:
             reason = f"{DROPPED_OUT} (devices.{device.name}.dropout)"
-            end = SiteTime(arrival, reason, is_absence=True)
-        if not end.failure:
-            return None
-        self.ends[site] = end
-        return end
+            end = SiteTime(self._arrival, reason, is_absence=True)
+        if end.failure:
+            self.end = end
+        return self.end
 
-    def arrive_late(self, site: str, now: int, nbytes: int) -> None:
-        """Take in that so many bytes are sent to a site from now on, while it trains."""
-        arrival = self._late_arrivals[site] = now + self._device(site).before_work(nbytes)
-        if (end := self.ends.get(site)) is not None and not end.is_absence:
-            self.ends[site] = self._before(site, max(end.time, arrival), end.failure)
+    def arrive_late(self, now: int, nbytes: int) -> None:
+        """Take in that so many bytes are sent to the site from now on, while it trains."""
+        self._late_arrival = now + self._device.before_work(nbytes)
+        if self.end is not None and not self.end.is_absence:
+            self.end = self._before(max(self.end.time, self._late_arrival), self.end.failure)
 
-    def declare(self, site: str, units: float) -> None:
-        """Take in how much work a site has declared."""
-        self._declared[site] = units
+    def declare(self, units: float) -> None:
+        """Take in how much work the site has declared."""
+        self._declared = units
 
-    def bound(self, site: str) -> int:
-        """The earliest time at which a site can have answered, as far as that is known."""
-        if site in self.ends:
-            return self.ends[site].time
+    def earliest(self) -> int:
+        """The earliest time at which the site can have answered, as far as that is known."""
+        if self.end is not None:
+            return self.end.time
         work = 0
-        if site in self._declared and self._section.work != "measured":
-            work = self._device(site).work(self._section.seconds_of(self._declared[site]))
-        return self._before(site, self._trained(site, work)).time
+        if self._declared is not None and self._section.work != "measured":
+            work = self._device.work(self._section.seconds_of(self._declared))
+        return self._before(self._trained(work)).time
 
-    def _trained(self, site: str, work: int) -> int:
-        """When a site has trained for so long, and received all that it was sent."""
-        return max(self._arrivals[site] + work, self._late_arrivals.get(site, 0))
+    def _trained(self, work: int) -> int:
+        """When the site has trained for so long, and received all that it was sent."""
+        return max(self._arrival + work, self._late_arrival)
 
     def answer(self, answer: SiteAnswer) -> SiteTime:
-        """Take in a site's answer; return when it comes, or that the site has failed before."""
-        site, device, section = answer.site, self._device(answer.site), self._section
+        """Take in the site's answer; return when it comes, or that the site has failed before."""
+        section, device = self._section, self._device
         if section.work == "declared" and answer.units is None:
             reason = "its code has not called flare.work(units) (time.work = declared)"
-            self.ends[site] = SiteTime(self._arrivals[site], reason)
-            return self.ends[site]
+            self.end = SiteTime(self._arrival, reason)
+            return self.end
         if section.work == "measured":
             work = Fraction(answer.seconds)
         elif answer.units is not None:
             work = section.seconds_of(answer.units)
         else:
             work = section.seconds_of(answer.weight)
-        time = self._trained(site, device.work(work)) + device.after_work(answer.nbytes)
-        self.ends[site] = self._before(site, time)
-        return self.ends[site]
+        self.end = self._before(self._trained(device.work(work)) + device.after_work(answer.nbytes))
+        return self.end
 
-    def fail(self, site: str, reason: str) -> SiteTime:
-        """Take in that a site's code has failed: noticed once it had the model, and its work.
+    def fail(self, reason: str) -> None:
+        """Take in that the site's code has failed: noticed once it had the model, and its work.
 
         An earlier time would depend on whether others have answered in the meantime.
         """
-        if site not in self.ends or not self.ends[site].failure:
-            time = self.bound(site) if site in self._arrivals else self.began
-            self.ends[site] = self._before(site, time, reason)
-        return self.ends[site]
+        if self.end is None or not self.end.failure:
+            time = self.began if self._last is None else self.earliest()
+            self.end = self._before(time, reason)
 
-    def late(self, answered: Sequence[str], end: RoundEnd | None) -> tuple[int, Sequence[str]]:
-        """When a training ends, and whose answers come after that.
-
-        Args:
-            answered: Sites with an answer, in the order in which updates are folded.
-            end: When it ends early; None for never.
-        """
-        last = max((end.time for end in self.ends.values()), default=self.began)
-        if end is None or len(answered) < end.answers:
-            return last, ()
-        ranked = sorted(answered, key=lambda site: self.ends[site].time)
-        decisive = self.ends[ranked[end.answers - 1]].time
-        close = max(decisive + nanoseconds(end.grace), self.began + nanoseconds(end.earliest))
-        if close == decisive:  # several may come at once, of which the first so many count
-            return close, ranked[end.answers :]
-        late = [site for site in ranked if self.ends[site].time > close]
-        return min(close, last), late
-
-    def plain(self) -> dict[str, int]:
-        """By site, nanoseconds from the task's beginning until it has answered or failed."""
-        return {
-            site: self.ends[site].time - self.began for site in self._tasks if site in self.ends
-        }
-
-    def deadline(self, site: str, seconds: float, nbytes: int) -> TaskDeadline:
-        """How long a site may train, so that its answer of so many bytes is there in time."""
-        device = self._device(site)
-        spent = self._arrivals[site] - self.began + device.after_work(nbytes)
+    def deadline(self, seconds: float, nbytes: int) -> TaskDeadline:
+        """How long the site may train, so that its answer of so many bytes is there in time."""
+        spent = self._arrival - self.began + self._device.after_work(nbytes)
         left = max(nanoseconds(seconds) - spent, 0)
-        unit = self._section.seconds_of(1) * NANOSECONDS / exact(device.speed)
+        unit = self._section.seconds_of(1) * NANOSECONDS / exact(self._device.speed)
         return TaskDeadline(left / NANOSECONDS, float(left // unit) if unit else None)
 
-    def _before(self, site: str, time: int, failure: str = "") -> SiteTime:
+    def _before(self, time: int, failure: str = "") -> SiteTime:
         """A time, or an earlier one at which the site goes away or has taken too long."""
-        device = self._device(site)
-        limit = self.began + nanoseconds(self._seconds)
-        if device.availability is not None:
-            if site not in self._gone:
-                self._gone[site] = device.availability.next_gone(self.began)
-            gone = self._gone[site]
-            if gone is not None and gone < min(time, limit):
-                reason = f"{WENT_AWAY} (devices.{device.name}.available)"
-                return SiteTime(gone, reason, is_absence=True)
-        if limit < time:
-            taken = format_seconds(self._seconds)
-            return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
+        if self._last is not None and self._last.time < time:
+            return self._last
         return SiteTime(time, failure)
 
+    def _over(self) -> SiteTime:
+        device, limit = self._device, self.began + nanoseconds(self._seconds)
+        if device.availability is not None:
+            gone = device.availability.next_gone(self.began)
+            if gone is not None and gone < limit:
+                reason = f"{WENT_AWAY} (devices.{device.name}.available)"
+                return SiteTime(gone, reason, is_absence=True)
+        taken = format_seconds(self._seconds)
+        return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
 
-class GroupTimes(NamedTuple):
-    """Simulated times of trainings that were started one by one, and are given as one task.
 
-    Attributes:
-        by_site: Those of each.
+def late_answers(
+    clocks: Mapping[str, SiteClock], began: int, answered: Sequence[str], end: RoundEnd | None
+) -> tuple[int, Sequence[str]]:
+    """Return when a task ends, and the sites whose answers come after that.
+
+    Args:
+        clocks: The clocks of its sites, all of which have answered or failed.
+        began: When it began.
+        answered: Sites with an answer, in the order in which updates are folded.
+        end: When it ends early; None for never.
     """
-
-    by_site: Mapping[str, TaskTimes]
-
-    @classmethod
-    def of(cls, group: Sequence[SiteTraining]) -> GroupTimes | None:
-        """The times of a group; None on the wall clock."""
-        times = {
-            site: training.times
-            for training in group
-            for site in training.tasks
-            if training.times is not None
-        }
-        return cls(times) if times else None
-
-    def arrive(self, site: str, nbytes: int) -> SiteTime | None:
-        """See :meth:`TaskTimes.arrive`."""
-        return self.by_site[site].arrive(site, nbytes)
-
-    def answer(self, answer: SiteAnswer) -> SiteTime:
-        """See :meth:`TaskTimes.answer`."""
-        return self.by_site[answer.site].answer(answer)
-
-    def fail(self, site: str, reason: str) -> SiteTime:
-        """See :meth:`TaskTimes.fail`."""
-        return self.by_site[site].fail(site, reason)
+    times = {site: clock.end.time for site, clock in clocks.items() if clock.end is not None}
+    last = max(times.values(), default=began)
+    if end is None or len(answered) < end.answers:
+        return last, ()
+    ranked = sorted(answered, key=times.__getitem__)
+    decisive = times[ranked[end.answers - 1]]
+    close = max(decisive + nanoseconds(end.grace), began + nanoseconds(end.earliest))
+    if close == decisive:  # several may come at once, of which the first so many count
+        return close, ranked[end.answers :]
+    late = [site for site in ranked if times[site] > close]
+    return min(close, last), late
 
 
 class AnswerQueue:

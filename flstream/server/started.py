@@ -97,11 +97,11 @@ class StartedTrainings:
                     self._hand_out([training], run, own=plan.own)
                     continue
                 group = self._small[alike] = SmallTrainings(most, store.bytes_down(training), [])
-            if training.times is not None:
-                training.times.arrive(site, group.bytes_down)
+            if training.clocks:
+                training.clocks[site].arrive(group.bytes_down)
                 self._expect(training)
             group.trainings.append(training)
-            if len(group.trainings) >= group.most or training.times is None:
+            if len(group.trainings) >= group.most or not training.clocks:
                 self._hand_out_small(self._small.pop(alike))
         if at_once:
             while self._small:
@@ -140,9 +140,9 @@ class StartedTrainings:
             return
         (site,) = training.tasks
         tensors, changes = self._state.update_store.late_part(training, site)
-        if training.times is not None:
+        if training.clocks:
             now = self._state.now
-            training.times.arrive_late(site, now, run.spec.late_bytes(tensors, changes))
+            training.clocks[site].arrive_late(now, run.spec.late_bytes(tensors, changes))
         if site in self._open:
             self._expect(training)
             run.late_tensors.offer(tensors, changes)
@@ -152,26 +152,27 @@ class StartedTrainings:
 
     def _expect(self, training: SiteTraining) -> None:
         """Expect the answer of a training, on the virtual clock not before a time."""
-        if training.times is not None:
+        if training.clocks:
             (site,) = training.tasks
             # One that waits for a model that the program is yet to make comes after what makes it.
-            bound = None if training.is_waiting else training.times.bound(site)
+            bound = None if training.is_waiting else training.clocks[site].earliest()
             self._simulated.begin(training.number, bound)
 
     def _declare(self, site: str, units: float) -> None:
         """Take in how much work a site has declared, and so when it answers at the earliest."""
         training = self.in_flight.get(site)
-        if training is not None and training.times is not None:
-            training.times.declare(site, units)
+        if training is not None and training.clocks:
+            training.clocks[site].declare(units)
             self._expect(training)
 
     def _settle(self, site: str) -> None:
         """Take in that a site has answered or failed."""
         training = self.in_flight[site]
-        if training.times is None:
+        if not training.clocks:
             self._over.append(site)
             return
-        end = training.times.ends[site]
+        end = training.clocks[site].end
+        assert end is not None
         if training.is_waiting and not end.is_absence:
             self._early.add(site)
         else:

@@ -31,7 +31,7 @@ from flstream.server.context import ServerContext
 from flstream.server.failures import brief, site_failed
 from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback, SiteLost
-from flstream.server.simulated_clock import GroupTimes, SiteTime, TaskTimes
+from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -115,11 +115,11 @@ class TaskRun:
         plan: How it is spread over workers.
         collector: Takes the sites' results, and knows how many have to come.
         files: Where updates wait as files; None where they do not.
-        times: Simulated times of the sites; None on the wall clock.
+        clocks: Simulated clocks of the sites, by name; none on the wall clock.
         end: When it ends before all sites have answered, by these; None for never.
 
     Attributes:
-        spec, collector, times: As given.
+        spec, collector: As given.
         ended: When it has ended, by these; None before.
         answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
@@ -137,11 +137,11 @@ class TaskRun:
         plan: TaskPlan,
         collector: ResultCollector,
         files: UpdateFiles | None = None,
-        times: TaskTimes | GroupTimes | None = None,
+        clocks: Mapping[str, SiteClock] | None = None,
         end: RoundEnd | None = None,
     ) -> None:
         self.collector = collector
-        self.times = times
+        self._clocks = clocks or {}
         self.ended: int | None = None
         self.answers: dict[str, SiteAnswer] = {}
         self.late: list[str] = []
@@ -161,9 +161,9 @@ class TaskRun:
         self._end = end
         # By site, why it never trains.
         self._away: dict[str, SiteTime] = {}
-        if times is not None:
-            arrived = {site: times.arrive(site, spec.bytes_down(site)) for site in spec.cohort}
-            self._away = {site: absent for site, absent in arrived.items() if absent is not None}
+        for site, clock in self._clocks.items():
+            if (absent := clock.arrive(spec.bytes_down(site))) is not None:
+                self._away[site] = absent
         ahead = 2 * plan.group if plan.group else None
         self._queue = SiteQueue(
             spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
@@ -220,9 +220,10 @@ class TaskRun:
 
     def _leave_stragglers(self) -> None:
         """Leave out the sites whose answers come too late on the virtual clock."""
-        if not isinstance(self.times, TaskTimes):
+        if not self._clocks:
             return
-        self.ended, late = self.times.late(list(self.in_order), self._end)
+        began = next(iter(self._clocks.values())).began
+        self.ended, late = late_answers(self._clocks, began, list(self.in_order), self._end)
         for site in late:
             update = self.collector.answers[site]
             self.fail(site, self._context.job.straggler_reason, late=True)
@@ -257,8 +258,8 @@ class TaskRun:
             turn.failures += 1
         if late:
             self.late.append(site)
-        elif self.times is not None:
-            self.times.fail(site, reason)
+        elif self._clocks:
+            self._clocks[site].fail(reason)
         context.emit(site_failed(spec.task.round, site, reason, exit_code, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
@@ -431,7 +432,7 @@ class TaskRun:
                 if update is not None:
                     update.release("the round went on without it")
                 continue
-            if self.times is not None and (end := self.times.answer(answer)).failure:
+            if self._clocks and (end := self._clocks[answer.site].answer(answer)).failure:
                 self.fail(answer.site, end.failure, late=end.is_absence)
                 if update is not None:
                     update.release(end.failure)

@@ -15,11 +15,11 @@ from flstream.server.collected_updates import CollectedUpdate, InlineRecord
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update
 from flstream.telemetry.events import Transfer
-from flstream.worker.messages import SiteAnswer, SiteTask
+from flstream.worker.messages import SiteTask
 
 if TYPE_CHECKING:
     from flstream.job.time_section import RoundEnd
-    from flstream.server.simulated_clock import TaskTimes
+    from flstream.server.simulated_clock import SiteClock
     from flstream.server.training_effects import TrainingEffects
 
 
@@ -115,47 +115,6 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     ended: int = 0
     times: dict[str, int] = {}
 
-    @classmethod
-    def of(
-        cls,
-        answers: Mapping[str, SiteAnswer],
-        failures: Mapping[str, str],
-        late: Sequence[str],
-        cost: TaskCost,
-        tasks: Mapping[str, SiteTask],
-        asks: Mapping[str, list[str]],
-        kept: KeptUpdates,
-        base: int,
-        times: TaskTimes | None,
-        ended: int,
-    ) -> TrainResult:
-        """The result of a task that is over."""
-        messages = {
-            meta: place
-            for place, meta in enumerate(dict.fromkeys(answer.meta for answer in answers.values()))
-        }
-        return cls(
-            sites=list(answers),
-            weights=[answer.weight for answer in answers.values()],
-            metrics=[answer.metrics for answer in answers.values()],
-            messages=list(messages),
-            meta=[messages[answer.meta] for answer in answers.values()],
-            states={
-                answer.site: answer.state for answer in answers.values() if answer.state is not None
-            },
-            failures={site: failures[site] for site in tasks if site in failures},
-            late=sorted(late),
-            cost=cost,
-            bases={site: task.state for site, task in tasks.items() if task.state is not None},
-            asks=dict(asks),
-            files=kept.files,
-            small=kept.small,
-            base=base,
-            began=0 if times is None else times.began,
-            ended=ended,
-            times={} if times is None else times.plain(),
-        )
-
     @cached_property
     def answers(self) -> Mapping[str, tuple[float, Mapping[str, float], bytes]]:
         """By site, in the cohort's order: its weight, metrics and payload message of meta."""
@@ -229,7 +188,8 @@ class SiteTraining:
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
         combines: Whether its fold combines groups of whole tensors.
-        times: Simulated times of its sites; None on the wall clock.
+        clocks: Simulated clocks of its sites, by name; none on the wall clock.
+        began: When it began by the virtual clock; 0 on the wall clock.
         taken_at: When its result was taken, by the machine's monotonic clock, in seconds.
         end: When it goes on before all sites have answered, on the virtual clock; None for never.
     """
@@ -256,7 +216,8 @@ class SiteTraining:
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None
-    times: TaskTimes | None = None
+    clocks: Mapping[str, SiteClock] = field(default_factory=dict)
+    began: int = 0
     taken_at: float = 0.0
     end: RoundEnd | None = None
 
@@ -268,7 +229,7 @@ class SiteTraining:
     @property
     def real_seconds(self) -> float:
         """Seconds on the wall that a site may take: more where its time is simulated."""
-        return self.seconds if self.times is None else max(self.seconds, _MOST_REAL_SECONDS)
+        return max(self.seconds, _MOST_REAL_SECONDS) if self.clocks else self.seconds
 
     @property
     def is_waiting(self) -> bool:

@@ -146,7 +146,8 @@ class TrainingEffects:
         training.number, self._idle_waits = started.number, 0
         state.note_start(site)
         if state.clock is not None:
-            training.times = state.clock.task(training.tasks, training.seconds)
+            training.clocks = state.clock.begin(training.tasks, training.seconds)
+            training.began = state.clock.now
         self.started.add(training)
         if state.journal.is_live:
             self.started.give(at_once=False)
@@ -408,7 +409,8 @@ class TrainingEffects:
         self._find_whole(training)
         training.oldest = state.oldest_effect
         if state.clock is not None:
-            training.times = state.clock.task(training.tasks, training.seconds)
+            training.clocks = state.clock.begin(training.tasks, training.seconds)
+            training.began = state.clock.now
         if fold is not None:
             run = fold.train(training)
         else:
@@ -432,12 +434,33 @@ class TrainingEffects:
         asks = state.asked.first_kinds(answers.values())
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers.values()))
-        tasks, base, ended = training.tasks, training.trained_from.version, run.ended
-        times, late = training.times, [site for site in run.late if site in training.tasks]
-        if times is not None and ended is None:  # it was started alone
-            ended = max(end.time for end in times.ends.values())
-        return TrainResult.of(
-            answers, failures, late, cost, tasks, asks, kept, base, times, ended or 0
+        clocks = training.clocks.items()
+        ends = {site: clock.end.time for site, clock in clocks if clock.end is not None}
+        # None where it was started alone, or nobody was drawn for it.
+        ended = max(ends.values(), default=training.began) if run.ended is None else run.ended
+        messages = dict.fromkeys(answer.meta for answer in answers.values())
+        places = {meta: place for place, meta in enumerate(messages)}
+        tasks = training.tasks
+        return TrainResult(
+            sites=list(answers),
+            weights=[answer.weight for answer in answers.values()],
+            metrics=[answer.metrics for answer in answers.values()],
+            messages=list(messages),
+            meta=[places[answer.meta] for answer in answers.values()],
+            states={
+                answer.site: answer.state for answer in answers.values() if answer.state is not None
+            },
+            failures={site: failures[site] for site in tasks if site in failures},
+            late=sorted(site for site in run.late if site in tasks),
+            cost=cost,
+            bases={site: task.state for site, task in tasks.items() if task.state is not None},
+            asks=asks,
+            files=kept.files,
+            small=kept.small,
+            base=training.trained_from.version,
+            began=training.began,
+            ended=ended,
+            times={site: ends[site] - training.began for site in tasks if site in ends},
         )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:

@@ -22,7 +22,7 @@ from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
-from flstream.server.simulated_clock import GroupTimes, TaskTimes
+from flstream.server.simulated_clock import SiteClock
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
@@ -92,10 +92,10 @@ class UpdateStore:
         is_durable = is_read and not training.is_started
         files = self.files(training, durable=is_durable) if plan.in_files else None
         spec = self._spec(training, plan, is_read=is_read)
-        times, end, deadline = training.times, training.end, context.job.stragglers.deadline
+        clocks, deadline = training.clocks, context.job.stragglers.deadline
         if deadline is not None and not training.is_started:
-            spec = dataclasses.replace(spec, sites=_with_deadlines(spec, times, deadline))
-        run = TaskRun(context, spec, plan, training.collector, files, times, end)
+            spec = dataclasses.replace(spec, sites=_with_deadlines(spec, clocks, deadline))
+        run = TaskRun(context, spec, plan, training.collector, files, clocks, training.end)
         return run, plan
 
     def begin_small(self, group: Sequence[SiteTraining]) -> TaskRun:
@@ -111,7 +111,8 @@ class UpdateStore:
         context.emit(RoundStarted(round=number, sites=list(tasks)))
         plan = TaskPlan(own=False, sites=len(tasks), is_inline=True, in_files=False, group=0)
         spec = self._spec(first, plan, tasks, is_read=True)
-        return TaskRun(context, spec, plan, collector, None, GroupTimes.of(group))
+        clocks = {site: clock for training in group for site, clock in training.clocks.items()}
+        return TaskRun(context, spec, plan, collector, None, clocks)
 
     def small_batch(self, training: SiteTraining, in_flight: int) -> int:
         """How many trainings like a started one a worker may have in one task; 0 for it alone."""
@@ -445,15 +446,15 @@ class UpdateStore:
 
 
 def _with_deadlines(
-    spec: TaskSpec, times: TaskTimes | None, seconds: float
+    spec: TaskSpec, clocks: Mapping[str, SiteClock], seconds: float
 ) -> Mapping[str, SiteTask]:
     """The sites' parts of a task, with the time that each may train for."""
-    if times is None:
+    if not clocks:
         limit = TaskDeadline(seconds)
         return {site: replace(task, deadline=limit) for site, task in spec.sites.items()}
     tasks = {}
     for site, task in spec.sites.items():
-        times.arrive(site, spec.bytes_down(site))
-        limit = times.deadline(site, seconds, spec.model.layout.nbytes)
+        clocks[site].arrive(spec.bytes_down(site))
+        limit = clocks[site].deadline(seconds, spec.model.layout.nbytes)
         tasks[site] = replace(task, deadline=limit)
     return tasks

@@ -13,7 +13,13 @@ from flstream.job.device import SiteDevice, nanoseconds
 from flstream.job.sections import ClientsSection
 from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
 from flstream.server.fleet import Fleet
-from flstream.server.simulated_clock import AnswerQueue, SimulatedClock, SiteTime, TaskTimes
+from flstream.server.simulated_clock import (
+    AnswerQueue,
+    SimulatedClock,
+    SiteClock,
+    SiteTime,
+    late_answers,
+)
 from flstream.worker.messages import SiteAnswer, SiteTask, TaskDeadline
 
 MS = 1_000_000
@@ -42,77 +48,80 @@ class JobOf:
         self.device = device if callable(device) else lambda site: device
 
 
-def times_of(job, sites=SITES, began=0, seconds=3600.0):
-    tasks = {site: SiteTask(site, index, index) for index, site in enumerate(sites)}
-    times = TaskTimes(job.time, job.device, began, tasks, seconds)
-    for site in sites:
-        times.arrive(site, 1000)
-    return times
+def clocks_of(job, sites=SITES, began=0, seconds=3600.0):
+    clocks = {
+        site: SiteClock(job.time, job.device, began, SiteTask(site, index, index), seconds)
+        for index, site in enumerate(sites)
+    }
+    for clock in clocks.values():
+        clock.arrive(1000)
+    return clocks
 
 
-def answer(times, site, examples, **how):
-    return times.answer(SiteAnswer(site, examples, {}, nbytes=500, **how))
+def answer(clocks, site, examples, **how):
+    return clocks[site].answer(SiteAnswer(site, examples, {}, nbytes=500, **how))
 
 
 def test_a_task_takes_what_is_sent_down_latency_work_and_what_is_sent_up():
     # 1000 bytes at 1 Mbit/s are 8 ms, 500 at 2 Mbit/s are 2 ms; 30 examples at half speed 60 ms.
     device = SiteDevice(speed=0.5, down=1e6, up=2e6, latency=0.005)
-    times = times_of(JobOf(device), began=7 * MS)
-    assert times.bound("site-1") == (7 + 8 + 5) * MS
-    assert answer(times, "site-1", 30.0) == SiteTime((7 + 8 + 5 + 60 + 2) * MS)
+    clocks = clocks_of(JobOf(device), began=7 * MS)
+    assert clocks["site-1"].earliest() == (7 + 8 + 5) * MS
+    assert answer(clocks, "site-1", 30.0) == SiteTime((7 + 8 + 5 + 60 + 2) * MS)
     # Declared units stand in the place of examples, and the answer is expected by them.
-    times.declare("site-2", 10.0)
-    assert times.bound("site-2") == (7 + 8 + 5 + 20) * MS
-    assert answer(times, "site-2", 30.0, units=10.0).time == (7 + 8 + 5 + 20 + 2) * MS
-    assert times.plain() == {"site-1": 75 * MS, "site-2": 35 * MS}
+    clocks["site-2"].declare(10.0)
+    assert clocks["site-2"].earliest() == (7 + 8 + 5 + 20) * MS
+    assert answer(clocks, "site-2", 30.0, units=10.0).time == (7 + 8 + 5 + 20 + 2) * MS
 
 
 def test_measured_work_is_the_seconds_of_the_training_by_the_speed_of_the_device():
-    times = times_of(JobOf(SiteDevice(speed=4.0), work="measured"))
-    times.declare("site-1", 1e6)
-    assert times.bound("site-1") == 0  # what it has declared counts for nothing
-    assert answer(times, "site-1", 30.0, seconds=0.5).time == 125 * MS
+    clocks = clocks_of(JobOf(SiteDevice(speed=4.0), work="measured"))
+    clocks["site-1"].declare(1e6)
+    assert clocks["site-1"].earliest() == 0  # what it has declared counts for nothing
+    assert answer(clocks, "site-1", 30.0, seconds=0.5).time == 125 * MS
 
 
 def test_decimal_numbers_are_exact_whatever_their_floats_are():
-    times = times_of(JobOf(SiteDevice(speed=0.1), seconds_per_example="3 ms"), seconds=1e9)
-    assert answer(times, "site-1", 1e9).time == 3 * 10**9 * 10 * MS
+    clocks = clocks_of(JobOf(SiteDevice(speed=0.1), seconds_per_example="3 ms"), seconds=1e9)
+    assert answer(clocks, "site-1", 1e9).time == 3 * 10**9 * 10 * MS
     assert nanoseconds(0.1) * 3 == nanoseconds(0.3)
 
 
 def test_a_site_drops_out_by_its_seed_once_it_has_the_model():
-    times = times_of(JobOf(SiteDevice(name="phone", dropout=0.5, latency=0.001)))
+    clocks = clocks_of(JobOf(SiteDevice(name="phone", dropout=0.5, latency=0.001)))
     drawn = {site: random.Random(f"flstream/dropout/{n}").random() for n, site in enumerate(SITES)}
     dropped = {site for site, number in drawn.items() if number < 0.5}
-    assert times.ends.keys() == dropped
+    assert {site for site, clock in clocks.items() if clock.end is not None} == dropped
     assert 0 < len(dropped) < 10
     for site in dropped:
-        assert times.ends[site] == SiteTime(MS, "it dropped out (devices.phone.dropout)", True)
-        assert times.bound(site) == MS
+        assert clocks[site].end == SiteTime(MS, "it dropped out (devices.phone.dropout)", True)
+        assert clocks[site].earliest() == MS
 
 
 def test_who_goes_away_or_takes_too_long_has_failed_then():
     job = JobOf(SiteDevice(name="phone", latency=0.01, availability=Hours(30 * MS, 90 * MS)))
-    times = times_of(job, seconds=0.05)
-    assert answer(times, "site-1", 20.0) == SiteTime(30 * MS)
-    gone = answer(times, "site-2", 21.0)
+    clocks = clocks_of(job, seconds=0.05)
+    assert answer(clocks, "site-1", 20.0) == SiteTime(30 * MS)
+    gone = answer(clocks, "site-2", 21.0)
     assert gone == SiteTime(30 * MS, "it went away (devices.phone.available)", True)
     # One that is gone before it has the model never trains.
-    late = times_of(job, began=25 * MS)
-    assert {*late.ends.values()} == {gone}
-    assert late.arrive("site-3", 1000) == gone
-    slow = times_of(JobOf(SiteDevice(latency=0.01)), seconds=0.05)
+    late = clocks_of(job, began=25 * MS)
+    assert {clock.end for clock in late.values()} == {gone}
+    assert late["site-3"].arrive(1000) == gone
+    slow = clocks_of(JobOf(SiteDevice(latency=0.01)), seconds=0.05)
     assert answer(slow, "site-1", 41.0) == SiteTime(
         50 * MS, "it took more than 0.05 s (clients.round_timeout)"
     )
-    assert slow.fail("site-2", "it raised") == SiteTime(10 * MS, "it raised")
+    slow["site-2"].fail("it raised")
+    assert slow["site-2"].end == SiteTime(10 * MS, "it raised")
     # One that has declared work has done it, or what others have answered by then would matter.
-    slow.declare("site-3", 7.0)
-    assert slow.fail("site-3", "it raised") == SiteTime(17 * MS, "it raised")
-    slow.arrive_late("site-3", 5 * MS, 1000)
-    assert slow.ends["site-3"].time == 17 * MS
-    slow.arrive_late("site-3", 12 * MS, 1000)
-    assert slow.ends["site-3"] == SiteTime(22 * MS, "it raised")
+    slow["site-3"].declare(7.0)
+    slow["site-3"].fail("it raised")
+    assert slow["site-3"].end == SiteTime(17 * MS, "it raised")
+    slow["site-3"].arrive_late(5 * MS, 1000)
+    assert slow["site-3"].end.time == 17 * MS
+    slow["site-3"].arrive_late(12 * MS, 1000)
+    assert slow["site-3"].end == SiteTime(22 * MS, "it raised")
 
 
 # Ten sites whose answers come after 10, 20, ..., 100 ms.
@@ -135,12 +144,12 @@ def test_a_policy_ends_a_round_of_ten_sites_when_it_should(
     section, min_updates, wait, close, first_late
 ):
     stragglers = StragglersSection(**section)
-    times = times_of(JobOf(SiteDevice()), began=3 * MS)
+    clocks = clocks_of(JobOf(SiteDevice()), began=3 * MS)
     for number in (7, 2, 10, 1, 3, 9, 4, 8, 6, 5):  # whatever order they really come in
-        answer(times, f"site-{number}", 10.0 * number)
+        answer(clocks, f"site-{number}", 10.0 * number)
     clients = ClientsSection(count=10, per_round=7, min_updates=min_updates, wait_after_min=wait)
     least = stragglers.least(clients, 10)
-    ended, late = times.late(SITES, stragglers.end(clients, least, 10))
+    ended, late = late_answers(clocks, 3 * MS, SITES, stragglers.end(clients, least, 10))
     assert ended == (3 + close) * MS
     assert list(late) == SITES[first_late - 1 :]
 
@@ -154,30 +163,30 @@ def test_over_selection_needs_no_more_than_there_are():
 
 
 def test_of_answers_that_come_at_once_the_first_sites_count():
-    times = times_of(JobOf(SiteDevice()))
+    clocks = clocks_of(JobOf(SiteDevice()))
     for site in SITES:
-        answer(times, site, 10.0)
-    assert times.late(SITES, RoundEnd(7)) == (10 * MS, SITES[7:])
-    assert times.late(SITES, RoundEnd(7, grace=0.001)) == (10 * MS, [])
+        answer(clocks, site, 10.0)
+    assert late_answers(clocks, 0, SITES, RoundEnd(7)) == (10 * MS, SITES[7:])
+    assert late_answers(clocks, 0, SITES, RoundEnd(7, grace=0.001)) == (10 * MS, [])
 
 
 def test_a_round_of_too_few_answers_waits_for_all_that_may_come():
-    times = times_of(JobOf(SiteDevice()))
-    answer(times, "site-1", 10.0)
-    answer(times, "site-2", 30.0)
-    times.fail("site-3", "it raised")
-    assert times.late(["site-1", "site-2"], RoundEnd(3)) == (30 * MS, ())
+    clocks = clocks_of(JobOf(SiteDevice()))
+    answer(clocks, "site-1", 10.0)
+    answer(clocks, "site-2", 30.0)
+    clocks["site-3"].fail("it raised")
+    assert late_answers(clocks, 0, ["site-1", "site-2"], RoundEnd(3)) == (30 * MS, ())
 
 
 def test_a_site_knows_how_much_it_can_do_before_the_deadline():
     device = SiteDevice(speed=0.5, down=1e6, up=2e6, latency=0.005)
-    times = times_of(JobOf(device))
+    clocks = clocks_of(JobOf(device))
     # 100 ms but for 8 + 5 ms before and 2 ms after it: 85 ms, at 2 ms an example.
-    assert times.deadline("site-1", 0.1, 500) == TaskDeadline(0.085, 42.0)
-    assert times.deadline("site-1", 0.01, 500) == TaskDeadline(0.0, 0.0)
+    assert clocks["site-1"].deadline(0.1, 500) == TaskDeadline(0.085, 42.0)
+    assert clocks["site-1"].deadline(0.01, 500) == TaskDeadline(0.0, 0.0)
     # A third of a millisecond each is no whole number of nanoseconds.
-    [whole] = [times_of(JobOf(SiteDevice(speed=3.0)), ["site-1"], seconds=1e4)]
-    examples = whole.deadline("site-1", 3600.0, 0).examples
+    [whole] = [clocks_of(JobOf(SiteDevice(speed=3.0)), ["site-1"], seconds=1e4)]
+    examples = whole["site-1"].deadline(3600.0, 0).examples
     assert examples == 3 * 3600 * 1000
     assert answer(whole, "site-1", examples).time == 3_600_000 * MS
 
