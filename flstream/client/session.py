@@ -78,7 +78,7 @@ class TaskTurn(ABC):
         return None
 
     def declare(self, units: float) -> None:
-        """Take in how much work the site's code does in this task."""
+        """Record how much work the site's code does in this task."""
         self.units = units
 
 

@@ -134,12 +134,12 @@ class Fleet:
         return [name for name in self._names if self.may_be_asked(name)]
 
     def start(self, site: str) -> None:
-        """Take in that a site has a training in flight."""
+        """Record that a site has a training in flight."""
         self.idle.discard(site)
         self.in_flight.add(site)
 
     def end(self, site: str) -> None:
-        """Take in that it has none any more."""
+        """Record that the training of a site is over."""
         self.in_flight.discard(site)
         if self.may_be_asked(site):
             self.idle.add(site)
@@ -151,7 +151,7 @@ class Fleet:
         self.idle.discard(site)
 
     def go_on(self, now: int) -> None:
-        """Take in who has come and gone up to a time."""
+        """Record which sites have come and gone up to a time."""
         while self._changes and self._changes[0][0] <= now:
             # At its own time, so that it makes no difference in how many steps the clock goes on.
             time, place = heapq.heappop(self._changes)
@@ -186,7 +186,7 @@ class Fleet:
         return site not in self._benched and site not in self._away
 
     def why_not_asked(self, site: str) -> str:
-        """Why a site may not be asked, as a clause."""
+        """Return the reason, as a clause, for which a site may not be asked."""
         return self._benched.get(site) or "whose device is away (devices)"
 
     @property
@@ -195,15 +195,15 @@ class Fleet:
         return next((name for name in self._names if not self.may_be_asked(name)), None)
 
     def _note_change(self, place: int, site: str, now: int) -> None:
-        """Take in whether a site is there, and when that changes next."""
+        """Record whether a site is there, and when that changes next."""
         availability = self.device(site).availability
         if availability is None or site in self._benched:
             return
-        there = availability.next_there(now)
-        if there > now:
+        back = availability.next_there(now)
+        if back > now:
             self._away.add(site)
             self.idle.discard(site)
-            change: int | None = there
+            change: int | None = back
         else:
             self.arrivals += site in self._away
             self._away.discard(site)

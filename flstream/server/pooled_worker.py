@@ -77,7 +77,7 @@ class PoolTask(Protocol):
         ...
 
     def lose(self, lost: SiteLost) -> None:
-        """Take in that a site has failed with its worker, on the thread that makes decisions."""
+        """Record that a site has failed with its worker, on the thread that makes decisions."""
         ...
 
 

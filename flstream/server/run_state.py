@@ -212,7 +212,7 @@ class RunState:
         self._failures.failed(sites)
 
     def note_start(self, site: str) -> None:
-        """Take in that a training of one site was started."""
+        """Record that a training of one site was started."""
         self._failures.begin(site)
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:

@@ -279,7 +279,7 @@ class ScoringEffects:
         )
 
     def _note(self, result: ScoreResult) -> None:
-        """Take in who failed in scoring a model, and what sites' code asked about."""
+        """Record who failed in scoring a model, and what sites' code asked about."""
         state = self._state
         state.asked.record(result.asks)
         state.note_failures(result.failures)

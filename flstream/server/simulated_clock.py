@@ -130,7 +130,7 @@ class SiteClock:
         return self._device_of(self._task.site)
 
     def arrive(self, nbytes: int) -> SiteTime | None:
-        """Take in how many bytes the site is sent; return why it never trains, or None."""
+        """Record how many bytes the site is sent; return why it never trains, or None."""
         if self._last is not None:
             return self.end
         device = self._device
@@ -146,13 +146,13 @@ class SiteClock:
         return self.end
 
     def arrive_late(self, now: int, nbytes: int) -> None:
-        """Take in that so many bytes are sent to the site from now on, while it trains."""
+        """Record that so many bytes are sent to the site from now on, while it trains."""
         self._late_arrival = now + self._device.before_work(nbytes)
         if self.end is not None and not self.end.is_absence:
             self.end = self._before(max(self.end.time, self._late_arrival), self.end.failure)
 
     def declare(self, units: float) -> None:
-        """Take in how much work the site has declared."""
+        """Record how much work the site has declared."""
         self._declared = units
 
     def earliest(self) -> int:
@@ -169,7 +169,7 @@ class SiteClock:
         return max(self._arrival + work, self._late_arrival)
 
     def answer(self, answer: SiteAnswer) -> SiteTime:
-        """Take in the site's answer; return when it comes, or that the site has failed before."""
+        """Record the site's answer; return when it comes, or that the site has failed before."""
         section, device = self._section, self._device
         if section.work == "declared" and answer.units is None:
             reason = "its code has not called flare.work(units) (time.work = declared)"
@@ -185,7 +185,7 @@ class SiteClock:
         return self.end
 
     def fail(self, reason: str) -> None:
-        """Take in that the site's code has failed: noticed once it had the model, and its work.
+        """Record that the site's code has failed: noticed once it had the model, and its work.
 
         An earlier time would depend on whether others have answered in the meantime.
         """
@@ -196,9 +196,9 @@ class SiteClock:
     def deadline(self, seconds: float, nbytes: int) -> TaskDeadline:
         """How long the site may train, so that its answer of so many bytes is there in time."""
         spent = self._arrival - self.began + self._device.after_work(nbytes)
-        left = max(nanoseconds(seconds) - spent, 0)
+        remaining = max(nanoseconds(seconds) - spent, 0)
         unit = self._section.seconds_of(1) * NANOSECONDS / exact(self._device.speed)
-        return TaskDeadline(left / NANOSECONDS, float(left // unit) if unit else None)
+        return TaskDeadline(remaining / NANOSECONDS, float(remaining // unit) if unit else None)
 
     def _before(self, time: int, failure: str = "") -> SiteTime:
         """A time, or an earlier one at which the site goes away or has taken too long."""
@@ -266,7 +266,7 @@ class AnswerQueue:
             heapq.heappush(self._bounds, (bound, number))
 
     def settle(self, number: int, time: int, site: str) -> None:
-        """Take in when the answer to a start comes."""
+        """Record when the answer to a start comes."""
         self._current.pop(number, None)
         heapq.heappush(self._answers, (time, number, site))
 

@@ -159,14 +159,14 @@ class StartedTrainings:
             self._simulated.begin(training.number, bound)
 
     def _declare(self, site: str, units: float) -> None:
-        """Take in how much work a site has declared, and so when it answers at the earliest."""
+        """Record how much work a site has declared, and so when it answers at the earliest."""
         training = self.in_flight.get(site)
         if training is not None and training.clocks:
             training.clocks[site].declare(units)
             self._expect(training)
 
     def _settle(self, site: str) -> None:
-        """Take in that a site has answered or failed."""
+        """Record that a site has answered or failed."""
         training = self.in_flight[site]
         if not training.clocks:
             self._over.append(site)
@@ -283,7 +283,7 @@ class StartedTrainings:
                 self._settle(site)
 
     def lose(self, lost: SiteLost) -> None:
-        """Take in that a site has failed, unless its training was cancelled."""
+        """Record that a site has failed, unless its training was cancelled."""
         run = self._runs.get(lost.site)
         if lost.site in self.in_flight and run is not None:
             self._call(partial(run.lose, lost), (lost.site,), run)

@@ -235,7 +235,7 @@ class TaskRun:
         self._queue.fold(count)
 
     def lose(self, lost: SiteLost) -> None:
-        """Take in that a site has failed, unless it had before."""
+        """Record that a site has failed, unless it had before."""
         if lost.site not in self.collector.failures:
             self.fail(*lost)
 
@@ -394,13 +394,13 @@ class TaskRun:
         raise AssertionError("an answer without an update was refused")
 
     def _give(self, turn: WorkerTurn) -> None:
-        """Take in that a worker was given the task, and is fetching the model."""
+        """Record that a worker was given the task, and is fetching the model."""
         self._turns[turn.worker] = turn
         self._worker_of.update(dict.fromkeys(turn.sites, turn.worker))
         self._tell(turn)
 
     def _arrive(self, turn: WorkerTurn, cost: Transfer) -> None:
-        """Take in that the model has arrived at a worker."""
+        """Record that the model has arrived at a worker."""
         self.down += cost
         self.arrived_at = time.monotonic()
         self._picture.arrived(cost.bytes)
@@ -408,7 +408,7 @@ class TaskRun:
         self._tell(turn)
 
     def _take_late(self, site: str, cost: Transfer, waited: float) -> None:
-        """Take in that a site has received tensors while it trained."""
+        """Record that a site has received tensors while it trained."""
         self.down += cost
         number = self.spec.task.round
         self._context.emit(
@@ -424,7 +424,7 @@ class TaskRun:
             self._context.emit(SitePhaseChanged(round=number, site=site, state=turn.state))
 
     def _deliver(self, results: Sequence[_Result], seconds: float) -> None:
-        """Take in results of one worker, and how long it took to get its updates."""
+        """Record results of one worker, and how long it took to get its updates."""
         self._fetching += seconds
         taken: list[SiteAnswer] = []
         for answer, update in results:

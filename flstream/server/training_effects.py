@@ -464,7 +464,7 @@ class TrainingEffects:
         )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
-        """Take in the result of a training on record, and the number of its effect."""
+        """Record the result of a training on record, and the number of its effect."""
         self._pending.remove(training)
         training.number = number
         self._find_whole(training)

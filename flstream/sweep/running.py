@@ -242,7 +242,7 @@ class Sweep:
         return _Running(record, process, channel)
 
     def _take(self, ended: _Running) -> None:
-        """Take in how a run has ended, and write that down."""
+        """Record how a run has ended, and write that down."""
         record, process, channel = ended
         with closing(channel):
             try:
