@@ -67,7 +67,7 @@ class ResultCollector:
         task: Description of the task for messages, such as ``train round 3``.
         cohort: Sites of the task, in the order in which their updates are folded.
         least: Number of answers that the task needs.
-        end: When it stops waiting for further sites, on the wall clock; None to wait for all.
+        end: When it stops waiting for further sites; None to wait for all.
         answers: Answers received, by site: its update, or None where it has sent none.
         failures: Reason for each site's failure, by site.
         spared: Sites whose tasks were cancelled before they were given.
@@ -130,7 +130,7 @@ class ResultCollector:
 
     @property
     def late(self) -> Sequence[str]:
-        """Unsettled sites for which the task does not wait any longer."""
+        """Unsettled sites for which the task does not wait any longer, by the wall clock."""
         if self.end is None or self._enough_at is None:
             return ()
         ends_at = max(self._enough_at + self.end.grace, self._began + self.end.earliest)

@@ -19,7 +19,6 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.job.time_section import RoundEnd
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
@@ -116,7 +115,6 @@ class TaskRun:
         collector: Takes the sites' results, and knows how many have to come.
         files: Where updates wait as files; None where they do not.
         clocks: Simulated clocks of the sites, by name; none on the wall clock.
-        end: When it ends before all sites have answered, by these; None for never.
 
     Attributes:
         spec, collector: As given.
@@ -138,7 +136,6 @@ class TaskRun:
         collector: ResultCollector,
         files: UpdateFiles | None = None,
         clocks: Mapping[str, SiteClock] | None = None,
-        end: RoundEnd | None = None,
     ) -> None:
         self.collector = collector
         self._clocks = clocks or {}
@@ -158,7 +155,6 @@ class TaskRun:
         self._worker_of: dict[str, str] = {}
         # Bytes of a mapped model that each site's training wrote to.
         self._copied: dict[str, int] = {}
-        self._end = end
         # By site, why it never trains.
         self._away: dict[str, SiteTime] = {}
         for site, clock in self._clocks.items():
@@ -223,7 +219,9 @@ class TaskRun:
         if not self._clocks:
             return
         began = next(iter(self._clocks.values())).began
-        self.ended, late = late_answers(self._clocks, began, list(self.in_order), self._end)
+        self.ended, late = late_answers(
+            self._clocks, began, list(self.in_order), self.collector.end
+        )
         for site in late:
             update = self.collector.answers[site]
             self.fail(site, self._context.job.straggler_reason, late=True)
@@ -470,8 +468,8 @@ class TaskRun:
 
     def _leave_late(self) -> None:
         """Go on without those that are not ready some time after enough others are."""
-        late = self.collector.late
-        if not late:
+        # Inline, sites wait for each other.
+        if self._clocks or self._context.job.engine.is_inline or not (late := self.collector.late):
             return
         self.collector.spare(self._queue.close())
         waited_for = [site for site in late if not self.collector.is_settled(site)]

@@ -18,7 +18,6 @@ from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteTask
 
 if TYPE_CHECKING:
-    from flstream.job.time_section import RoundEnd
     from flstream.server.simulated_clock import SiteClock
     from flstream.server.training_effects import TrainingEffects
 
@@ -191,7 +190,6 @@ class SiteTraining:
         clocks: Simulated clocks of its sites, by name; none on the wall clock.
         began: When it began by the virtual clock; 0 on the wall clock.
         taken_at: When its result was taken, by the machine's monotonic clock, in seconds.
-        end: When it goes on before all sites have answered, on the virtual clock; None for never.
     """
 
     effects: TrainingEffects
@@ -219,7 +217,6 @@ class SiteTraining:
     clocks: Mapping[str, SiteClock] = field(default_factory=dict)
     began: int = 0
     taken_at: float = 0.0
-    end: RoundEnd | None = None
 
     @property
     def trained_from(self) -> Model:

@@ -93,11 +93,7 @@ class TrainingEffects:
             )
         least = min(least, len(names))
         end = job.stragglers.end(job.clients, least, len(names))
-        # On the wall clock inline, sites wait for each other.
-        is_timed = state.clock is None and not job.engine.is_inline
-        collector = ResultCollector(
-            f"train round {state.round}", names, least, end if is_timed else None
-        )
+        collector = ResultCollector(f"train round {state.round}", names, least, end)
         training = self._training(
             "train",
             model,
@@ -108,8 +104,6 @@ class TrainingEffects:
             optimizer_params,
             min_updates=min_updates,
         )
-        if state.clock is not None:
-            training.end = end
         self._pending.append(training)
         return Updates(training)
 

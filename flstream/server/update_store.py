@@ -95,7 +95,7 @@ class UpdateStore:
         clocks, deadline = training.clocks, context.job.stragglers.deadline
         if deadline is not None and not training.is_started:
             spec = dataclasses.replace(spec, sites=_with_deadlines(spec, clocks, deadline))
-        run = TaskRun(context, spec, plan, training.collector, files, clocks, training.end)
+        run = TaskRun(context, spec, plan, training.collector, files, clocks)
         return run, plan
 
     def begin_small(self, group: Sequence[SiteTraining]) -> TaskRun:
