@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from flstream.job.fields import Count, Real, Whole
-from flstream.job.problems import Problem, given_clause
 from flstream.workflows import Model, Run, Update, WorkflowArgs
-
-if TYPE_CHECKING:
-    from flstream.job import ClientsSection
 
 
 class StalenessArgs(WorkflowArgs):
@@ -38,12 +33,6 @@ class StalenessArgs(WorkflowArgs):
 
     max_staleness: Annotated[Whole, Field(ge=0)] | None = None
     """The staleness above which an update is left out; null is without a limit."""
-
-    def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
-        """Yield the problem of more sites at a time than there are."""
-        if self.concurrency is not None and self.concurrency > clients.count:
-            allowed = f"at most clients.count, which is {clients.count}"
-            yield Problem("concurrency", given_clause(self.concurrency), allowed)
 
     def weight(self, staleness: int) -> float:
         """Return the weight of an update by its staleness, above 0 and at most 1."""

@@ -47,11 +47,6 @@ ROWS = [
         "stragglers.extra",
         "at most 2, as of clients.count no more are left",
     ),
-    (
-        "workflow { type = fedbuff, args.concurrency = 9 }",
-        "workflow.args.concurrency",
-        "at most clients.count, which is 8",
-    ),
     ("clients.per_round = 0", "clients.per_round", "or a fraction above 0 and up to 1.0"),
     ("clients = 8", "clients", "must be a section { names, count, args,"),
     ("streaming.np_download_chunk_size = 4100", "streaming.np_download_chunk_size", "given 4100;"),
