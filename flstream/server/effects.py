@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -15,8 +16,16 @@ from flstream.telemetry.halts import halt_at
 
 ResultT = TypeVar("ResultT")
 
-# NumPy's numbers, of weights that a workflow computes, are not msgspec's.
-_arguments = msgspec.msgpack.Encoder(enc_hook=repr)
+
+def _number(value: object) -> str:
+    """Return NumPy's numbers, of weights that a workflow computes, in words."""
+    if isinstance(value, Number):
+        return repr(value)
+    raise TypeError(f"a {type(value).__name__} cannot be kept in the journal")
+
+
+# In one order, so that sets and mappings that are equal have one digest.
+_arguments = msgspec.msgpack.Encoder(enc_hook=_number, order="deterministic")
 
 
 class Effect(NamedTuple, Generic[ResultT]):
