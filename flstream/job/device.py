@@ -79,6 +79,6 @@ def _transfer(nbytes: int, rate: float | None) -> int:
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """Divide whole numbers, rounded half to even; dividing Fractions takes ten times as long."""
+    """Divide whole numbers, rounded half to even; dividing Fractions takes four times as long."""
     quotient, rest = divmod(dividend, divisor)
     return quotient + (2 * rest > divisor or (2 * rest == divisor and quotient % 2 == 1))

@@ -71,7 +71,7 @@ class RoundEnd(NamedTuple):
 
 
 class StragglersSection(Section):
-    """What a round does about sites that take longer than others, in workflows of rounds.
+    """How long a round waits for slow sites, in workflows of rounds.
 
     It counts time by `time.clock`. What a site has done for a round that did not wait for it is
     left out, and its state stays as it was before. Where a round goes on early, its updates wait in

@@ -54,7 +54,7 @@ class DebuggedRun(Run):
 
     @uncatchable
     def _end_with(self, updates: Updates) -> None:
-        """Record the answer of the debugged site, and end the run."""
+        """Keep the answer of the debugged site, and end the run."""
         site = self._debugged
         site.has_trained = True
         for update in updates:

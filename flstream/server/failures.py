@@ -67,8 +67,8 @@ class FailureRecord:
         """Count the failures noted so far, which are final now, and bench the sites that are due.
 
         A site's failures count once until the next model, but for those of trainings that were
-        started one by one. Sites whose updates are part of a model
-        begin anew, unless they have failed since the last one.
+        started one by one. Sites whose updates are part of a model begin anew, unless they have
+        failed since the last one.
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.

@@ -218,7 +218,7 @@ class ModelEffects:
         return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
     def _take(self, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
-        """Record a model that is on record, and all that its effect changed."""
+        """Continue from a model on record, with all that its effect changed."""
         number, result, model, is_new = done
         assert model is not None
         state = self._state

@@ -164,7 +164,7 @@ class PrivateFolds:
         )
 
     def take(self, record: FoldPrivacy, number: int) -> None:
-        """Record the record of a fold in a round, done or replayed."""
+        """Continue from the record of a fold in a round, done or replayed."""
         self._newest = record
         self._folds, self._clip_norm = record.folds, record.next_clip_norm
         self._last = number, record.drawn_from

@@ -218,17 +218,17 @@ class SiteClock:
 
 
 def late_answers(
-    clocks: Mapping[str, SiteClock], began: int, answered: Sequence[str], end: RoundEnd | None
+    clocks: Mapping[str, SiteClock], answered: Sequence[str], end: RoundEnd | None
 ) -> tuple[int, Sequence[str]]:
     """Return when a task ends, and the sites whose answers come after that.
 
     Args:
-        clocks: The clocks of its sites, all of which have answered or failed.
-        began: When it began.
+        clocks: The clocks of its sites, at least one, all of which have answered or failed.
         answered: Sites with an answer, in the order in which updates are folded.
         end: When it ends early; None for never.
     """
     times = {site: clock.end.time for site, clock in clocks.items() if clock.end is not None}
+    began = next(iter(clocks.values())).began
     last = max(times.values(), default=began)
     if end is None or len(answered) < end.answers:
         return last, ()

@@ -112,7 +112,7 @@ class StartedTrainings:
         self._hand_out(group.trainings, run, own=False)
 
     def _hand_out(self, group: Sequence[SiteTraining], run: TaskRun, *, own: bool) -> None:
-        """Let a worker have trainings as one task, but those whose sites never train."""
+        """Give a worker trainings as one task, without those whose sites never train."""
         self._state.retire_models()
         if self._events is None:
             self._begin(own=own)
@@ -271,7 +271,7 @@ class StartedTrainings:
         run.perform(worker, sites, settling)
 
     def _call(self, callback: Callback, sites: Sequence[str], run: TaskRun) -> None:
-        """Let a task take in what has come of it, and note which sites are settled by that."""
+        """Call back a task, and note the sites that are settled by that."""
         callback()
         self._note_settled(sites, run)
 

@@ -218,10 +218,7 @@ class TaskRun:
         """Leave out the sites whose answers come too late on the virtual clock."""
         if not self._clocks:
             return
-        began = next(iter(self._clocks.values())).began
-        self.ended, late = late_answers(
-            self._clocks, began, list(self.in_order), self.collector.end
-        )
+        self.ended, late = late_answers(self._clocks, list(self.in_order), self.collector.end)
         for site in late:
             update = self.collector.answers[site]
             self.fail(site, self._context.job.straggler_reason, late=True)

@@ -139,9 +139,7 @@ class TrainingEffects:
         )
         training.number, self._idle_waits = started.number, 0
         state.note_start(site)
-        if state.clock is not None:
-            training.clocks = state.clock.begin(training.tasks, training.seconds)
-            training.began = state.clock.now
+        self._begin_clocks(training)
         self.started.add(training)
         if state.journal.is_live:
             self.started.give(at_once=False)
@@ -402,15 +400,19 @@ class TrainingEffects:
         training.tasks = state.tasks.up_to_date(training.tasks)
         self._find_whole(training)
         training.oldest = state.oldest_effect
-        if state.clock is not None:
-            training.clocks = state.clock.begin(training.tasks, training.seconds)
-            training.began = state.clock.now
+        self._begin_clocks(training)
         if fold is not None:
             run = fold.train(training)
         else:
             run, _ = store.begin(training, is_read=True)
             run.run()
         return self._result(training, run, run.cost, in_files=fold is None)
+
+    def _begin_clocks(self, training: SiteTraining) -> None:
+        """Begin a training now, where its time is simulated."""
+        if (clock := self._state.clock) is not None:
+            training.clocks = clock.begin(training.tasks, training.seconds)
+            training.began = clock.now
 
     def _result(
         self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
@@ -458,7 +460,7 @@ class TrainingEffects:
         )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
-        """Record the result of a training on record, and the number of its effect."""
+        """Continue from the result of a training on record, with the number of its effect."""
         self._pending.remove(training)
         training.number = number
         self._find_whole(training)

@@ -211,7 +211,7 @@ class TaskModel:
         return body, remote.cost
 
     def take_late(self, body: MemoryBody, site: SiteContext) -> None:
-        """Record late tensors, which the update is compared with from here on."""
+        """Keep late tensors, which the update is compared with from here on."""
         if self._changes.keep_model(self.task.kind):
             ReceivedFile(site.state_dir).take(body)
 

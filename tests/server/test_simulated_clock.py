@@ -149,7 +149,7 @@ def test_a_policy_ends_a_round_of_ten_sites_when_it_should(
         answer(clocks, f"site-{number}", 10.0 * number)
     clients = ClientsSection(count=10, per_round=7, min_updates=min_updates, wait_after_min=wait)
     least = stragglers.least(clients, 10)
-    ended, late = late_answers(clocks, 3 * MS, SITES, stragglers.end(clients, least, 10))
+    ended, late = late_answers(clocks, SITES, stragglers.end(clients, least, 10))
     assert ended == (3 + close) * MS
     assert list(late) == SITES[first_late - 1 :]
 
@@ -166,8 +166,8 @@ def test_of_answers_that_come_at_once_the_first_sites_count():
     clocks = clocks_of(JobOf(SiteDevice()))
     for site in SITES:
         answer(clocks, site, 10.0)
-    assert late_answers(clocks, 0, SITES, RoundEnd(7)) == (10 * MS, SITES[7:])
-    assert late_answers(clocks, 0, SITES, RoundEnd(7, grace=0.001)) == (10 * MS, [])
+    assert late_answers(clocks, SITES, RoundEnd(7)) == (10 * MS, SITES[7:])
+    assert late_answers(clocks, SITES, RoundEnd(7, grace=0.001)) == (10 * MS, [])
 
 
 def test_a_round_of_too_few_answers_waits_for_all_that_may_come():
@@ -175,7 +175,7 @@ def test_a_round_of_too_few_answers_waits_for_all_that_may_come():
     answer(clocks, "site-1", 10.0)
     answer(clocks, "site-2", 30.0)
     clocks["site-3"].fail("it raised")
-    assert late_answers(clocks, 0, ["site-1", "site-2"], RoundEnd(3)) == (30 * MS, ())
+    assert late_answers(clocks, ["site-1", "site-2"], RoundEnd(3)) == (30 * MS, ())
 
 
 def test_a_site_knows_how_much_it_can_do_before_the_deadline():

@@ -67,28 +67,29 @@ def test_the_schedule_and_the_outer_steps_are_those_by_hand(jobs, weights):
         torch.testing.assert_close(difference, torch.full_like(difference, value))
 
 
-def test_an_outer_step_of_all_learners_waits_for_the_repair_of_one_that_is_away(jobs):
-    table = "site,seconds,available\nsite-2,0,1\nsite-2,3,0\nsite-2,5,1\nsite-2,1000,0\n"
-    (jobs.folder / "there.csv").write_text(table)
+AWAY = "it went away (devices.a.available)"
+
+
+def both_needed(jobs, trace, rounds):
+    """A run of two learners, both of which a step needs, and one of which comes and goes."""
+    (jobs.folder / "there.csv").write_text("site,seconds,available\n" + trace)
     device = "devices={a {available=there.csv}}"
-    how = [VIRTUAL, QUIET, "clients.count=2", "rounds=2", device]
-    run = finished(jobs.run(adding({}), *how, decoupled("quorum=2")))
-    away = "it went away (devices.a.available)"
+    how = [VIRTUAL, QUIET, "clients.count=2", f"rounds={rounds}", device]
+    return finished(jobs.run(adding({}), *how, decoupled("quorum=2")))
+
+
+def test_an_outer_step_of_all_learners_waits_for_the_repair_of_one_that_is_away(jobs):
+    run = both_needed(jobs, "site-2,0,1\nsite-2,3,0\nsite-2,5,1\nsite-2,1000,0\n", 2)
     assert rows(run) == [
         *[("site-1", 0, 1), ("site-2", 0, 2)],
-        *[("site-1", 2, 3), ("site-2", 2, 3, away), ("site-2", 5, 7)],
+        *[("site-1", 2, 3), ("site-2", 2, 3, AWAY), ("site-2", 5, 7)],
     ]
     assert not of_kind(run, SiteFailed)[1:]
 
 
 def test_a_learner_that_comes_back_begins_at_once_and_others_train_meanwhile(jobs):
-    table = "site,seconds,available\nsite-1,0,1\nsite-1,0.5,0\nsite-1,1.25,1\nsite-1,1000,0\n"
-    (jobs.folder / "there.csv").write_text(table)
-    device = "devices={a {available=there.csv}}"
-    how = [VIRTUAL, QUIET, "clients.count=2", "rounds=1", device]
-    run = finished(jobs.run(adding({}), *how, decoupled("quorum=2")))
-    away = "it went away (devices.a.available)"
-    assert rows(run) == [("site-1", 0, 0.5, away), ("site-2", 0, 2), ("site-1", 1.25, 2.25)]
+    run = both_needed(jobs, "site-1,0,1\nsite-1,0.5,0\nsite-1,1.25,1\nsite-1,1000,0\n", 1)
+    assert rows(run) == [("site-1", 0, 0.5, AWAY), ("site-2", 0, 2), ("site-1", 1.25, 2.25)]
 
 
 FAILING = [VIRTUAL, COMES_AND_GOES, "clients.count=5", "rounds=8", decoupled("grace=1 s")]
