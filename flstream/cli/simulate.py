@@ -100,7 +100,7 @@ def simulate(
             # With inline it may be that no process is needed; and with a limit, in the group alone.
             if "inline" not in words and (is_in_group or not is_limited):
                 host.begin()
-            from flstream.job import load_job
+            from flstream.compat import load_path
 
             settings = {
                 **engine_settings(engine),
@@ -109,7 +109,7 @@ def simulate(
                 "engine.pdb": pdb or None,
                 "memory_limit": memory_limit,
             }
-            loaded = load_job(job, overrides or (), settings)
+            loaded = load_path(job, overrides or (), settings)
             if loaded.memory_limit is not None and not is_in_group:
                 from flstream.telemetry.memory_limit import restart
 

@@ -94,17 +94,18 @@ class _Appended(ConfigValues):  # type: ignore[misc]
             self._before.overridden_value = before
 
 
-def read_hocon(path: Path, overrides: Sequence[Override] = ()) -> Hocon:
+def read_hocon(path: Path, overrides: Sequence[Override] = (), text: str | None = None) -> Hocon:
     """Read a HOCON file and the files that it includes.
 
     Args:
         path: Path of the file.
         overrides: Overrides, in order. All `${X}` are resolved with them in place.
+        text: Text in place of the file's; None for that.
     """
     hocon = Hocon()
     with _noting_failures(hocon):
         with _Parser(hocon).in_place_of_pyhocon() as parser:
-            root = parser.parse_path(path)
+            root = parser.parse_path(path) if text is None else parser.parse_text(text, path.parent)
         # Overrides of workflows wait for the list, which may have another name in the file.
         later: list[Override] = []
         for key, value in overrides:

@@ -35,6 +35,7 @@ def load_job(
     path: str | Path,
     overrides: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    text: str | None = None,
 ) -> Job:
     """Read a job file, apply overrides, and fill in defaults and absolute paths.
 
@@ -44,6 +45,7 @@ def load_job(
             value of that key; of several, the last one applies. `${X}` anywhere has the value that
             X has after all of them. All are checked like the file.
         settings: Values by dotted key, which apply last; one that is None is left out.
+        text: Text of the job in place of the file's; None for that.
 
     Returns:
         The resolved job.
@@ -61,10 +63,10 @@ def load_job(
 
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
-    parsed, mistaken = _parsed(overrides)
+    parsed, mistaken = parsed_overrides(overrides)
     own = {key: value for key, value in (settings or {}).items() if value is not None}
     parsed += own.items()
-    hocon = read_hocon(path, parsed)
+    hocon = read_hocon(path, parsed, text)
     problems = [*hocon.problems, *mistaken]
     try:
         if any(problem.key == "" for problem in hocon.problems):
@@ -122,7 +124,7 @@ def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
     raise JobError(source, dict.fromkeys(problems))
 
 
-def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
+def parsed_overrides(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
     """Parse overrides; return the problems of malformed ones."""
     parsed: list[Override] = []
     problems: list[Problem] = []

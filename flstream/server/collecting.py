@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
-from flstream.aggregation.adoption import adopting, write_site_model
-from flstream.aggregation.steps import plan_step
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteModels
 from flstream.server.run_state import RunState
@@ -24,6 +20,7 @@ from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.update_files import UpdateFiles
+from flstream.server.written_update import step_of_one, write_update
 from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names
 from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
@@ -171,13 +168,7 @@ class ModelCollection:
             return {}, {}
         context, source, sites = self._context, self._state.store.source(base), list(tasks)
         collector = ResultCollector("submit their models", sites, 0)
-        step = plan_step(
-            source.layout,
-            adopting(context.rule),
-            updates=1,
-            memory_budget=context.job.aggregation.memory_budget,
-            buffered=1,
-        )
+        step = step_of_one(context, source)
         plan = plan_task(context.job, source.layout, len(sites))
         task = Task(
             SUBMIT_MODEL,
@@ -197,7 +188,8 @@ class ModelCollection:
         digests = {}
         for site, update in run.updates.items():
             try:
-                digests[site] = self._written(update, source, step)
+                path = context.run.site_model(site)
+                digests[site] = write_update(context, update, source, step, path)
             except UpdateRefusedError as error:
                 run.fail(site, str(error))
                 update.release(str(error))
@@ -205,12 +197,3 @@ class ModelCollection:
                 update.release()
         context.run.discard_updates(effect)
         return digests, dict(collector.failures)
-
-    def _written(self, update: CollectedUpdate, base: FileSource, step: int) -> str:
-        """Write the model that a site has submitted to its file, and return its digest."""
-        context, site = self._context, update.answer.site
-        # What is aggregated does not matter: the model is the site's own, as it sent it.
-        rule = replace(context.rule, include=(".*",), exclude=())
-
-        path = context.run.site_model(site)
-        return write_site_model(path, base, update.source(step), rule, step, context.expect_on)

@@ -20,6 +20,7 @@ from flstream.telemetry.events import Emit, Warned
 from flstream.transport.channel import AbortSignal
 
 if TYPE_CHECKING:
+    from flstream.engines.processes import ProcessHost
     from flstream.server.evaluator import Evaluator
 
 
@@ -39,6 +40,7 @@ class ServerContext:
         programs: What each of the job's workflows does in its first round, as a dry run shows.
         emit_later: Takes records of effects that need not be in the journal before later ones.
         evaluator: Scores models centrally; None where sites do.
+        host: Starts processes on this machine; None in a dry run.
         hints: Names of the hints that this process has given.
     """
 
@@ -53,6 +55,7 @@ class ServerContext:
     programs: Sequence[ProgramOutline]
     emit_later: Emit = lambda *_: None
     evaluator: Evaluator | None = None
+    host: ProcessHost | None = None
     hints: set[str] = field(default_factory=set)
 
     def hint(self, name: str, message: str) -> None:

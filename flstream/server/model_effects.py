@@ -5,12 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from types import NoneType
 
 from msgspec.structs import replace
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.aggregation.tensor_fold import TensorFold
-from flstream.errors import WorkflowError
+from flstream.errors import CheckpointError, WorkflowError
+from flstream.job.bodies import MAIN
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.server.arguments import (
     check_adopted,
     check_bodies,
@@ -117,6 +122,39 @@ class ModelEffects:
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
         return self._once("adopt", model, to_fold)
+
+    def path_of(self, model: Model) -> Path:
+        """Path of a model's file; see :meth:`flstream.server.run.Run.path_of`."""
+        return self._state.store.path(self._state.store.record(model))
+
+    def store(self, model: Model, path: Path) -> Model:
+        """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
+        state = self._state
+        check_model("store", model)
+        state.check_round("store")
+        try:
+            source = FileSource(path)
+            difference = state.store.source(model).layout.difference(source.layout)
+        except CheckpointError as error:
+            flaw = f"run.store() was given a file that is no model: {error}"
+            raise WorkflowError(flaw) from error
+        if difference:
+            raise WorkflowError(
+                f"run.store() was given {path}, which does not fit the run's model: {difference}"
+            )
+        digest = body_digest(source)
+        arguments = {"model": [model.version, model.digest], "digest": digest}
+
+        def do(number: int) -> tuple[None, ModelRecord]:
+            return None, state.store.link(model, state.round, path, {MAIN: digest})
+
+        done = state.journal.once(
+            "store", state.round, f"store({path.name})", arguments, do, NoneType
+        )
+        assert done.model is not None
+        handle = state.store.add(done.model, done.number, is_verified=done.is_new)
+        state.received.add_model(done.model.version, model.version, [])
+        return handle
 
     def _once(
         self,

@@ -136,6 +136,10 @@ class ModelStore:
             self._opened.add(model.version)
         return stored.source
 
+    def record(self, model: Model) -> ModelRecord:
+        """What the journal says of a model."""
+        return self._models[model.version].record
+
     def has_file(self, model: Model) -> bool:
         """Whether the file of a model is still there."""
         return self.path(self._models[model.version].record).is_file()

@@ -70,6 +70,11 @@ class Update:
         """Whether it has tensors: a site whose training failed has sent none."""
         return not self.failure
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether it has tensors that can be folded: not every answer to ``run.ask`` has."""
+        return self.ok and self.training.has_tensors(self.site)
+
     @cached_property
     def _values(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         from flstream.worker.meta import unpack_meta

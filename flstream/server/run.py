@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep
@@ -17,6 +18,7 @@ from flstream.errors import WorkflowError
 from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
 from flstream.server.arguments import check_model, check_name, selection_of
 from flstream.server.collector import ResultCollector, TaskWaits
+from flstream.server.own_process import OwnProcess
 from flstream.server.program_view import (
     BestModel,
     Model,
@@ -26,6 +28,7 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
+from flstream.server.remembered import remembered
 from flstream.server.samplers import sampled
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import SiteLog
@@ -552,6 +555,119 @@ class Run:
             WorkflowError: A name is none of the job's sites, or the model is none of the run.
         """
         return self._effects.scoring.score(model, sites, timeout, owner, counts=counts)
+
+    @uncatchable
+    def ask(
+        self,
+        model: Model,
+        messages: Mapping[str, Mapping[str, Any]],
+        timeout: float | None = None,
+    ) -> Updates:
+        """Send each site values of its own beside a model, and take its answer.
+
+        It is a training whose answers may lack tensors where they are read, and of which none has
+        to come; see :meth:`train`. Passed unread to :meth:`fold`, answers without tensors fail.
+
+        Args:
+            model: What the sites receive.
+            messages: Plain values by name that a site finds in its model's ``meta``, by site.
+            timeout: Seconds that a site may take; None takes ``clients.round_timeout``.
+
+        Returns:
+            The answers; ``has_tensors`` tells those that can be folded.
+
+        Raises:
+            WorkflowError: A name is none of the job's sites.
+        """
+        return self._effects.trainings.ask_each(model, messages, timeout)
+
+    @uncatchable
+    def store(self, model: Model, path: Path) -> Model:
+        """Make the tensors of a file the next model of the run.
+
+        Args:
+            model: A model of the run, with tensors of the same names, dtypes and shapes.
+            path: A safetensors file that is durable, on the run directory's disk, and not written
+                to any more: it gets a second name.
+
+        Raises:
+            WorkflowError: The file is no such model.
+        """
+        return self._effects.models.store(model, path)
+
+    def save(self, update: Update, path: Path) -> None:
+        """Write what an update makes of the model that it was trained from to a file.
+
+        It decides no bits, so it is no effect. The file is there whole, or not at all.
+
+        Args:
+            update: An update with tensors that were not folded yet.
+            path: Path of the safetensors file.
+        """
+        self._state.update_store.write(update.training, update.site, path)
+
+    @uncatchable
+    def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
+        """Compute bytes once, and return on replay what they were.
+
+        Args:
+            name: What they are.
+            compute: Function that returns them, at most 1 MiB; on replay it is not called.
+
+        Raises:
+            WorkflowError: They are more, or no bytes.
+        """
+        return remembered(self._state, name, compute)
+
+    @uncatchable
+    def report(self, model: Model, metrics: Mapping[str, float]) -> None:
+        """Report the score of a model that the workflow has found by itself.
+
+        ``stop_when``, ``patience`` and the best model follow, as after :meth:`evaluate`.
+
+        Args:
+            model: The model.
+            metrics: Its metrics by name.
+        """
+        self._effects.scoring.report(model, metrics)
+
+    def start_process(self, name: str, kinds: Any, target: str, *args: Any) -> OwnProcess[Any]:
+        """Start a process of the workflow's own, which ends when the returned object is closed.
+
+        Args:
+            name: Name of the process in the run's memory samples, and of its log.
+            kinds: Union of the types of messages (``msgspec.Struct``) that it sends.
+            target: Function that it runs, ``package.module:name``, of a socket and ``args``.
+            args: Further arguments of the function; must be picklable.
+
+        Raises:
+            WorkflowError: This is a dry run, which starts no process.
+        """
+        context = self._state.context
+        if context.host is None:
+            raise WorkflowError(f"the process {name} is started when the job is run")
+        return OwnProcess(context, name, kinds, target, *args)
+
+    @property
+    def seed(self) -> int:
+        """The job's seed."""
+        return self._state.context.job.seed
+
+    def path_of(self, model: Model) -> Path:
+        """Return the path of a model's file, which is not to be changed.
+
+        Raises:
+            WorkflowError: This is a dry run, in which models have no files.
+        """
+        check_model("path_of", model)
+        if self._state.context.host is None:
+            raise WorkflowError("a model has no file in a dry run")
+        return self._effects.models.path_of(model)
+
+    @property
+    def directory(self) -> Path:
+        """Path of the run directory."""
+        return self._state.context.run.path
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:

@@ -98,6 +98,25 @@ class ScoringEffects:
             state.retire_models()
         return result.metrics
 
+    def report(self, model: Model, metrics: Mapping[str, float]) -> None:
+        """Take the score of a model; see :meth:`flstream.server.run.Run.report`."""
+        check_scored(model, counts=True)
+        state = self._state
+        check_values("report", "metrics", metrics)
+        score = {str(name): float(value) for name, value in metrics.items()}
+
+        def do(_: int) -> tuple[ScoreResult, None]:
+            result = ScoreResult(score, {}, {})
+            self._tell(model, result, None, None, time.monotonic())
+            return result, None
+
+        arguments = {"model": [model.version, model.digest], "metrics": score}
+        request = f"report(model {model.version})"
+        result = state.journal.once(
+            "report", state.round, request, arguments, do, ScoreResult
+        ).result
+        state.warn(state.scores.add(model, result.metrics))
+
     def score(
         self,
         model: Model | SiteModel,

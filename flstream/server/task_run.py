@@ -506,5 +506,6 @@ def _check(spec: TaskSpec, answer: Answered, sites: set[str]) -> None:
                 f"it gave the update of {site_answer.site} the weight {site_answer.weight:g}"
             )
     for site_answer in answer.sites if spec.has_updates else ():
-        if site_answer.update is None and (site_answer.has_params or spec.kind == "train"):
+        needs_update = spec.kind == "train" and spec.task.needs_update
+        if site_answer.update is None and (site_answer.has_params or needs_update):
             raise WorkerLostError(f"it answered a {spec.kind} task without a model")

@@ -179,6 +179,7 @@ class SiteTraining:
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
         is_started: Whether one site was started: its answer is synced with the next effect alone.
+        is_asked: Whether sites may answer without tensors, where their answers are read first.
         wait: How long its updates have waited in files; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
         parts: The tensors that its sites are sent and send back; None for the whole model.
@@ -208,6 +209,7 @@ class SiteTraining:
     result: TrainResult | None = None
     is_folded: bool = False
     is_started: bool = False
+    is_asked: bool = False
     wait: UpdateWait | None = None
     at: Sequence[str] = ()
     combines: bool = False
@@ -244,6 +246,12 @@ class SiteTraining:
             self.effects.do(self)
         assert self.result is not None
         return self.result
+
+    def has_tensors(self, site: str) -> bool:
+        """Return whether a site that has answered has sent tensors."""
+        result = self.settled()
+        kept = self.bodies.keys() | result.files.keys() | result.small.keys()
+        return not self.is_asked or self.is_folded or site in kept
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""

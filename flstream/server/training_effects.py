@@ -107,6 +107,41 @@ class TrainingEffects:
         self._pending.append(training)
         return Updates(training)
 
+    def ask_each(
+        self, model: Model, messages: Mapping[str, Mapping[str, Any]], timeout: float | None
+    ) -> Updates:
+        """Ask sites for answers; see :meth:`flstream.server.run.Run.ask`."""
+        sites, state = list(messages), self._state
+        check_sites_and_timeout("ask", sites, timeout)
+        state.check_sites("ask", sites)
+        check_not_private(state.context.job, "run.ask() sends sites what is theirs", "run.train()")
+        names = [site for site in sites if state.fleet.may_be_asked(site)]
+        for site in names:
+            check_values("ask", f"messages[{site!r}]", messages[site])
+        packed = {site: pack_values(messages[site]) for site in names}
+        shared = next(iter(packed.values()), b"")
+        if any(message != shared for message in packed.values()):
+            shared = b""
+        training = self._training(
+            "ask",
+            model,
+            ResultCollector(f"ask in round {state.round}", names, 0),
+            timeout,
+            WHOLE_MODEL,
+            None,
+            None,
+            messages=[] if shared else list(packed.values()),
+            shared=shared,
+        )
+        training.is_asked, training.meta = True, shared
+        if not shared:
+            training.tasks = {
+                site: structs.replace(task, meta=packed[site])
+                for site, task in training.tasks.items()
+            }
+        self._pending.append(training)
+        return Updates(training)
+
     def start(
         self,
         site: str,
@@ -239,7 +274,7 @@ class TrainingEffects:
 
     def _training(
         self,
-        method: Literal["train", "start"],
+        method: Literal["train", "ask", "start"],
         model: Model,
         collector: ResultCollector,
         timeout: float | None,
@@ -278,7 +313,7 @@ class TrainingEffects:
             arguments,
             f"{method}(model {model.version}, {brief_names(names)})",
             state.round,
-            state.program_line() if method == "train" else None,  # one that is started is used
+            None if method == "start" else state.program_line(),  # one that is started is used
             model,
             state.tasks.new("train", names, state.round),
             collector,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from flstream.server.tasks import TaskSpec
 from flstream.server.training import KeptUpdates, SiteTraining, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.written_update import step_of_one, write_update
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
 
@@ -201,6 +203,12 @@ class UpdateStore:
                 except CheckpointError as error:
                     raise UnsoundModelError(training.number, str(error)) from error
         return [training.bodies[site] for site in sites]
+
+    def write(self, training: SiteTraining, site: str, path: Path) -> None:
+        """Write what a site's update makes of the model that it was trained from to a file."""
+        base = self._store.joined(training.base)
+        [update] = self.updates(training, [site])
+        write_update(self._context, update, base, step_of_one(self._context, base), path)
 
     def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
         """Repeat the trainings of sites whose updates were lost with their workers in a fold.
@@ -420,6 +428,8 @@ class UpdateStore:
             folder=str(context.run.updates(training.number)) if is_written else "",
             inline=plan.inline_bytes(source.layout),
             parts=parts,
+            # What is folded as it comes is updates alone.
+            needs_update=not (training.is_asked and is_read),
         )
         changes, following = self._changes(training)
         return TaskSpec(

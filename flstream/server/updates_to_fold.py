@@ -51,6 +51,11 @@ class UpdatesToFold:
                     f"run.{method}() was given the answer of {update.site}, which failed and has "
                     f"no update: {update.failure}; leave out those that are not ok"
                 )
+            if not update.has_tensors:
+                raise WorkflowError(
+                    f"run.{method}() was given the answer of {update.site}, which has sent no "
+                    "tensors; leave out those without has_tensors"
+                )
             _check_is_there(update.training, method)
             chosen.append((update.training, update.site))
         if not chosen:

@@ -260,6 +260,7 @@ def _run(
                 programs,
                 # By the virtual clock, what is lost is done again just as it was.
                 emit_later=reporter.emit_later if job.time.is_virtual else emit,
+                host=host,
             )
             if job.is_scored_centrally:
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)

@@ -174,6 +174,8 @@ class SiteTurn(TaskTurn):
         if self.kind == EVALUATE or not knows_task(self):
             self._state.keep()
             answer = structs.replace(answer, has_params=answer.has_params and knows_task(self))
+        elif not (answer.has_params or self._model.task.needs_update):
+            answer = structs.replace(answer, state=self._state.keep())
         else:
             answer, update = self._with_update(answer, model, site)
         self.site = None
@@ -203,11 +205,12 @@ class SiteTurn(TaskTurn):
         task, joined = self._model.task, self._model.joined
         unread: list[str] = []
         # Before the answer's values are read, which may be those that were received.
-        if self.kind == "train" and (task.meta or task.joined):
+        message = task.meta_of(site.name)
+        if self.kind == "train" and (message or task.joined):
             other = {} if joined is None else joined.received_as
             unread = [
                 name
-                for name in (*sent_names(task.meta), *task.joined)
+                for name in (*sent_names(message), *task.joined)
                 if self._read.isdisjoint({name, other.get(name, name)})
             ]
         rest = model.meta if joined is None else joined.rest(model.meta)

@@ -83,7 +83,7 @@ def received_model(
     There are no ``tensors`` where a model is to be submitted. ``bodies`` are the tensors of each
     body that travels with the model; ``read`` takes the names of the values that the code reads.
     """
-    sent, known = unpack_meta(task.meta), set[str]() if read is None else read
+    sent, known = unpack_meta(task.meta_of(site)), set[str]() if read is None else read
     meta = {**sent.meta, **(bodies or {}), "site_name": site, "task": task.kind}
 
     def optimizer_read(names: Collection[str]) -> None:

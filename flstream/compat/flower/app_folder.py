@@ -1,0 +1,125 @@
+"""The job of a Flower app: what its folder's pyproject.toml says, in the keys of a job file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flstream.compat.flower.helpers import flatten_dict
+from flstream.errors import UsageError
+from flstream.job import Job
+from flstream.job.load import load_job, parsed_overrides
+
+_DEFAULT_NODES = 10
+_DEFAULT_ROUNDS = 3
+_ROUNDS = "num-server-rounds"
+_CONFIG = "app.config."
+_RESUME = "app.resume"
+
+
+def app_table(folder: Path) -> Mapping[str, Any] | None:
+    """Return the table ``tool.flwr`` of a folder's pyproject.toml; None where it is no app.
+
+    Raises:
+        UsageError: The file cannot be read.
+    """
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        return None
+    try:
+        project = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    flower: Any = project.get("tool", {}).get("flwr", {})
+    if "components" not in flower.get("app", {}):
+        return None
+    return {"name": project.get("project", {}).get("name", folder.name), **flower}
+
+
+def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> Job:
+    """Return the job of a Flower app.
+
+    Args:
+        folder: Absolute path of its folder.
+        overrides: Texts such as ``app.config.lr=0.1`` and ``clients.count=4``.
+        settings: Values by dotted key, which apply last; one that is None is left out.
+
+    Raises:
+        UsageError: It has no components, or an override names a setting that the app has not.
+        JobError: The job has mistakes; the message names them.
+    """
+    table = app_table(folder)
+    assert table is not None
+    app = table["app"]
+    missing = [key for key in ("serverapp", "clientapp") if key not in app["components"]]
+    if missing:
+        raise UsageError(
+            f"{folder}/pyproject.toml has no {missing[0]} in [tool.flwr.app.components]; name one, "
+            f'such as {missing[0]} = "package.module:app"'
+        )
+    config = flatten_dict(app.get("config", {}))
+    mine = [text for text in overrides if text.lstrip().startswith("app.")]
+    rest = [text for text in overrides if text not in mine]
+    pairs, mistakes = parsed_overrides(mine)
+    if mistakes:
+        raise UsageError(str(mistakes[0]))
+    own = {key.removeprefix(_CONFIG): value for key, value in pairs if key.startswith(_CONFIG)}
+    for key in own:
+        if key not in config:
+            known = ", ".join(sorted(config)) or "none"
+            raise UsageError(
+                f"{_CONFIG}{key} is no setting of the app; its settings "
+                f"([tool.flwr.app.config]) are {known}"
+            )
+    config |= own
+    by_key = dict(parsed_overrides(rest)[0])
+    by_key |= {key: value for key, value in settings.items() if value is not None}
+    if "rounds" in by_key and _ROUNDS in config:
+        config[_ROUNDS] = by_key["rounds"]
+    seed, count = by_key.get("seed", 0), by_key.get("clients.count", _nodes(table))
+    place = {"folder": str(folder), "config": config, "seed": seed}
+    components = app["components"]
+    rounds = config.get(_ROUNDS)
+    sites = [f"site-{number}" for number in range(1, int(count) + 1)]
+    values: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", str(table["name"]))[:100],
+        "rounds": rounds if isinstance(rounds, int) else _DEFAULT_ROUNDS,
+        "clients": {
+            "count": count,
+            "parallel": min(int(count), os.cpu_count() or 1),
+            "suspend_after": 0,
+        },
+        "model": {
+            "factory": "flstream.compat.flower.grid:initial_arrays",
+            "args": {**place, "component": components["serverapp"], "sites": sites},
+            "build": "whole",
+        },
+        "train": {
+            "learner": "flstream.compat.flower.learner:AppLearner",
+            "args": {**place, "component": components["clientapp"], "sites": count},
+        },
+        "workflow": {
+            "type": "flstream.compat.flower.program:flower",
+            "args": {
+                "folder": str(folder),
+                "config": config,
+                "component": components["serverapp"],
+                "resume": dict(pairs).get(_RESUME, True),
+            },
+        },
+    }
+    return load_job(folder / "pyproject.toml", rest, settings, json.dumps(values))
+
+
+def _nodes(table: Mapping[str, Any]) -> int:
+    """Return the number of nodes of an app's default federation."""
+    federations = table.get("federations", {})
+    chosen = federations.get(federations.get("default"), {})
+    options = flatten_dict(chosen.get("options", {})) if isinstance(chosen, Mapping) else {}
+    nodes = options.get("num-supernodes", _DEFAULT_NODES)
+    return nodes if isinstance(nodes, int) else _DEFAULT_NODES

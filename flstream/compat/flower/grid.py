@@ -1,0 +1,470 @@
+"""The ServerApp's process: its grid, whose messages become effects of the run."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, overload
+
+import msgspec
+from safetensors import safe_open
+
+from flstream.client.seeding import seed_everything, start_seed
+from flstream.compat.flower import content, names, requests
+from flstream.compat.flower.messages import (
+    DEFAULT_TTL,
+    SERVER_NODE,
+    Context,
+    Error,
+    Message,
+    Metadata,
+)
+from flstream.compat.flower.nodes import node_ids, run_id
+from flstream.compat.flower.records import (
+    Array,
+    ArrayRecord,
+    RecordDict,
+    pack_records,
+    unpack_records,
+)
+from flstream.debugging import code_failed
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.digests import body_digest
+from flstream.model.memory import MemoryBody
+from flstream.model.order import ORDER, in_order
+from flstream.model.source import Source
+from flstream.transport.messages import MessageChannel
+from flstream.worker.code_errors import sentence
+
+log = logging.getLogger("flwr")
+
+ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
+
+# Flower's code for an exception of a ClientApp.
+_CLIENT_APP_RAISED = 2
+
+WEIGHT = "num-examples"
+"""Name of the metric that is a reply's weight, unless a strategy names another."""
+
+
+class StoredModel(NamedTuple):
+    """A model of the run, by its version and file."""
+
+    version: int
+    path: str
+
+
+class SiteUpdate(NamedTuple):
+    """Arrays of a site's reply to a batch of messages, which are an update of the model."""
+
+    grid: AppGrid
+    batch: int
+    site: str
+
+
+def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Array]:
+    """Return the arrays of a safetensors file, each read when it is asked for."""
+    source, file = FileSource(Path(path)), safe_open(path, framework="pt")
+    text = source.metadata.get(ORDER, "") if order is None else order
+    arrays = {name: Array.over(partial(file.get_tensor, name)) for name in source.layout.names}
+    return in_order(arrays, source.layout, text)
+
+
+class Grid(ABC):
+    """Nodes of a run, and the messages to them."""
+
+    @abstractmethod
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes."""
+
+    @abstractmethod
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages; return their ids."""
+
+    @abstractmethod
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages that were sent."""
+
+    @abstractmethod
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Send messages, and return the replies to them."""
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str = "",
+        ttl: float | None = None,
+    ) -> Message:
+        """Return a message to a node."""
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+
+class Replies(Sequence[Message]):
+    """Replies to messages, in the order of those; sites answer once one is looked at.
+
+    Passed on to a strategy unseen, they are folded as they come.
+
+    Attributes:
+        grid: The grid.
+        batches: Numbers of the batches that they come of.
+        weighted_by: Name of the metric by which the sites have weighted them.
+        is_seen: Whether one was looked at.
+    """
+
+    def __init__(
+        self, grid: AppGrid, batches: Sequence[int], messages: Sequence[Message], weighted_by: str
+    ) -> None:
+        self.grid, self.batches, self.weighted_by = grid, batches, weighted_by
+        self.is_seen, self._sent = False, messages
+        self._replies: list[Message] | None = None
+
+    def _look(self) -> list[Message]:
+        self.is_seen = True
+        if self._replies is None:
+            self._replies = self.grid.replies(self.batches, self._sent)
+        return self._replies
+
+    def __len__(self) -> int:
+        return len(self._look())
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        return self._look()[index]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._look())
+
+
+class RunOverError(BaseException):
+    """The run has met its ``stop_when`` or ``patience``: the ServerApp is to end."""
+
+
+class AppGrid(Grid):
+    """Grid of a run, over the socket of its workflow.
+
+    Args:
+        server: The socket.
+        place: The app.
+
+    Attributes:
+        run_id: Id of the run.
+        last: The model that the run was left with last.
+    """
+
+    def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
+        self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
+        self.run_id, self._nodes = run_id(place), node_ids(place)
+        self._sites = {node: site for site, node in self._nodes.items()}
+        start = self._reply(requests.Start)
+        self._folder = Path(start.folder)
+        self.last = StoredModel(start.model, start.path)
+        self._known = {start.digest: self.last}
+        source = FileSource(Path(start.path))
+        self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
+        self._forms = ArrayRecord(arrays_of_file(start.path)).forms
+        self._batches, self._messages = itertools.count(1), itertools.count(1)
+        self._pushed: dict[str, Message] = {}
+        began = self.remember("the time", lambda: repr(time.time()).encode())
+        self._began = float(began.decode())
+
+    def _reply(self, kind: type[ReplyT]) -> ReplyT:
+        reply = self._channel.receive()
+        if isinstance(reply, requests.Over):
+            raise RunOverError
+        assert isinstance(reply, kind), f"{type(reply).__name__} is out of turn"
+        return reply
+
+    def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
+        self._channel.send(request, timeout=None)
+        return self._reply(kind)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes, in the order of the sites."""
+        return list(self._nodes.values())
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and wait until the sites have answered; return their ids."""
+        messages = list(messages)
+        self._pushed |= {
+            reply.metadata.reply_to_message_id: reply for reply in self.send_and_receive(messages)
+        }
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to messages that were pushed, once each."""
+        replies = [self._pushed.pop(number, None) for number in message_ids]
+        return [reply for reply in replies if reply is not None]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Replies:
+        """Send messages, and return the replies to them, in their order.
+
+        Args:
+            messages: The messages.
+            timeout: Seconds that a node may take; None for ``clients.round_timeout``.
+        """
+        messages, now = list(messages), self._began
+        weighted_by = next((m.weighted_by for m in messages if hasattr(m, "weighted_by")), WEIGHT)
+        # A batch has one model, and one message to a node.
+        groups: dict[tuple[str, int | None, int], list[requests.Sent]] = {}
+        packed: dict[tuple[int, int | None], requests.Content] = {}
+        counts: dict[tuple[str, int | None, int], int] = {}
+        stored: dict[int, StoredModel | None] = {}
+        for message in messages:
+            metadata = message.metadata
+            number = next(self._messages)
+            metadata.run_id, metadata.message_id = self.run_id, f"{self.run_id}-{number}"
+            metadata.created_at = now + number / 1e6
+            body, model = self._body_of(message.content, stored)
+            key = id(message.content), None if model is None else model.version
+            if key not in packed:
+                packed[key] = content.put(self._folder, pack_records(message.content, body))
+            node = metadata.dst_node_id
+            if node not in self._sites:
+                raise ValueError(
+                    f"a message is for the node {node}, and the run has none of that id; take one "
+                    "of grid.get_node_ids()"
+                )
+            category = metadata.message_type.partition(".")[0]
+            version = None if model is None else model.version
+            wave = counts.get((category, version, node), 0)
+            counts[category, version, node] = wave + 1
+            facts = {
+                "type": metadata.message_type,
+                "group": metadata.group_id,
+                "ttl": metadata.ttl,
+                "time": now,
+                "weight": weighted_by,
+            }
+            sent = requests.Sent(self._sites[node], packed[key], facts)
+            groups.setdefault((category, version, wave), []).append(sent)
+        batches = []
+        for (category, version, _), sent_messages in groups.items():
+            batch = next(self._batches)
+            send = requests.Send(batch, category, version, sent_messages, timeout)
+            self._ask(send, requests.Done)
+            batches.append(batch)
+        return Replies(self, batches, messages, weighted_by)
+
+    def _body_of(
+        self, records: RecordDict, stored: dict[int, StoredModel | None]
+    ) -> tuple[str | None, StoredModel | None]:
+        """Return the name and the model of the record that travels as one, if there is any."""
+        for name, record in records.array_records.items():
+            if id(record) not in stored:
+                stored[id(record)] = self.store(record)
+            if (model := stored[id(record)]) is not None:
+                return name, model
+        return None, None
+
+    def store(self, record: ArrayRecord) -> StoredModel | None:
+        """Return the model with some arrays, which is stored if it is new; None if they fit none.
+
+        Arrays fit if they have the names, dtypes and shapes of the model that the run began with.
+        """
+        if isinstance(record.origin, StoredModel):
+            return record.origin
+        if record.forms != self._forms:
+            return None
+        tensors = {name: array.torch() for name, array in record.items()}
+        body = MemoryBody.of(tensors, tied=self._layout.aliases)
+        digest = body_digest(body)
+        if digest not in self._known:
+            self._folder.mkdir(exist_ok=True)
+            path = self._folder / f"arrays-{digest}.safetensors"
+            self._write(path, body)
+            self._take(self._ask(requests.Store(str(path)), requests.Stored))
+        record.origin = self._known[digest]
+        return self._known[digest]
+
+    def _write(self, path: Path, body: Source) -> None:
+        metadata = {"format": "pt", **({ORDER: self._order} if self._order else {})}
+        write_checkpoint(path, body, metadata)
+
+    def _take(self, stored: requests.Stored) -> ArrayRecord:
+        """Return the record of a model that the run has made."""
+        self.last = StoredModel(stored.model, stored.path)
+        self._known[stored.digest] = self.last
+        return ArrayRecord.lying(self.last, lambda: arrays_of_file(stored.path))
+
+    def replies(self, batches: Sequence[int], sent: Sequence[Message]) -> list[Message]:
+        """Return the replies to the messages of some batches, in the order of the messages."""
+        answers: dict[str, list[tuple[int, requests.Answer]]] = {}
+        for batch in batches:
+            for answer in self._ask(requests.Read(batch), requests.Answers).answers:
+                answers.setdefault(answer.site, []).append((batch, answer))
+        return [
+            self._message(message, *answers[self._sites[message.metadata.dst_node_id]].pop(0))
+            for message in sent
+        ]
+
+    def _message(self, to: Message, batch: int, answer: requests.Answer) -> Message:
+        metadata = to.metadata
+        reply = Metadata(
+            self.run_id,
+            f"{metadata.message_id}-reply",
+            metadata.dst_node_id,
+            SERVER_NODE,
+            metadata.message_id,
+            metadata.group_id,
+            metadata.created_at,
+            DEFAULT_TTL,
+            metadata.message_type,
+        )
+        if answer.content is None:
+            error = Error(_CLIENT_APP_RAISED, f"{answer.site}: {answer.failure}")
+            return Message(error=error, metadata=reply)
+
+        def update() -> ArrayRecord:
+            def opened() -> dict[str, Array]:
+                path = self._ask(requests.Open(batch, answer.site), requests.Opened).path
+                return arrays_of_file(path, self._order)
+
+            return ArrayRecord.lying(SiteUpdate(self, batch, answer.site), opened)
+
+        records = unpack_records(content.get(self._folder, answer.content), update)
+        return Message(records, metadata=reply)
+
+    def fold(
+        self,
+        batch: int,
+        sites: Sequence[str] | None = None,
+        weights: Sequence[float] | None = None,
+        step: tuple[str, Mapping[str, Any]] | None = None,
+        combine: tuple[str, Mapping[str, Any]] | None = None,
+    ) -> ArrayRecord:
+        """Fold updates into the next model of the run; see :class:`requests.Fold`."""
+        request = requests.Fold(
+            batch,
+            None if sites is None else list(sites),
+            None if weights is None else list(weights),
+            None if step is None else (step[0], dict(step[1])),
+            None if combine is None else (combine[0], dict(combine[1])),
+        )
+        return self._take(self._ask(request, requests.Stored))
+
+    def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
+        """Compute bytes once in the run: where it was resumed, return what they were."""
+        self._channel.send(requests.Remember(name), timeout=None)
+        reply = self._channel.receive()
+        if isinstance(reply, requests.Compute):
+            self._channel.send(requests.Value(compute()), timeout=None)
+            reply = self._channel.receive()
+        assert isinstance(reply, requests.Value)
+        return reply.value
+
+    def report(self, record: ArrayRecord, metrics: Mapping[str, Any]) -> None:
+        """Report the metrics of a model to the run, as its score."""
+        numbers = {
+            name: float(value) for name, value in metrics.items() if not isinstance(value, list)
+        }
+        if numbers and (model := self.store(record)) is not None:
+            self._ask(requests.Report(model.version, numbers), requests.Done)
+
+    def end(self, error: str = "") -> None:
+        """Tell that the ServerApp has ended."""
+        self._channel.send(requests.End(self.last.version, error), timeout=None)
+
+
+class CaughtError(BaseException):
+    """A ServerApp has sent its first messages, or begun a strategy: with these arrays."""
+
+    def __init__(self, arrays: ArrayRecord | None) -> None:
+        super().__init__("the app's first arrays")
+        self.arrays = arrays
+
+
+class FirstArrays(Grid):
+    """Grid that ends a ServerApp once it is known which arrays it begins with."""
+
+    def __init__(self, place: requests.AppPlace) -> None:
+        self.run_id, self._nodes = run_id(place), node_ids(place)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes, in the order of the sites."""
+        return list(self._nodes.values())
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Take the arrays that a strategy begins with."""
+        raise CaughtError(arrays)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Take the first arrays of the messages, if there are any."""
+        records = [record for m in messages for record in m.content.array_records.values()]
+        raise CaughtError(records[0] if records else None)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Take the first arrays of the messages, if there are any."""
+        self.send_and_receive(messages)
+        return []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return none."""
+        return []
+
+
+def _source_of(error: BaseException, folder: str) -> Path:
+    """Return the file of the app that an exception has passed last."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    own = [file for file in files if file.startswith(f"{folder}/")]
+    return Path(own[-1]) if own else Path(folder)
+
+
+def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
+    """Call the main function of a ServerApp."""
+    seed_everything(start_seed(place.seed, ""))
+    app = names.load_app(place.folder, place.component)
+    context = Context(grid.run_id, SERVER_NODE, {}, run_config=dict(place.config))
+    app(grid, context)
+
+
+def initial_arrays(**place: Any) -> dict[str, Any]:
+    """Return the arrays that a ServerApp begins with, as tensors by name (``model.factory``).
+
+    One that sends messages without any has a single number.
+    """
+    import torch
+
+    app = msgspec.convert(place, requests.AppPlace)
+    try:
+        run_main(FirstArrays(app), app)
+    except CaughtError as caught:
+        if caught.arrays is not None:
+            return {name: array.torch() for name, array in caught.arrays.items()}
+    return {"none": torch.zeros(1)}
+
+
+def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
+    """Run a ServerApp in this process to its end."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    grid = AppGrid(server, place)
+    try:
+        run_main(grid, place)
+    except RunOverError:
+        log.info("The run has ended early, as its job says")
+    except BaseException as error:
+        code_failed(error)
+        reason = sentence(error, _source_of(error, place.folder))
+        grid.end(f"the ServerApp failed: {reason}; see serverapp.log")
+        return
+    grid.end()

@@ -1,0 +1,116 @@
+"""A site's side of a Flower app: its ClientApp, as a learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flstream.client.fl_model import FLModel
+from flstream.client.learner import Learner
+from flstream.compat.flower import content, names
+from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
+from flstream.compat.flower.nodes import node_id, run_id
+from flstream.compat.flower.program import SENT
+from flstream.compat.flower.records import (
+    Array,
+    ArrayRecord,
+    RecordDict,
+    pack_records,
+    unpack_records,
+)
+from flstream.compat.flower.requests import AppPlace
+from flstream.runs.summary import BESIDE_METRICS
+
+_STATE = "context.records"
+
+# What a weight of 0 is sent as: an update's weight is above it.
+_LEAST_WEIGHT = 1e-15
+
+
+class AppLearner(Learner):
+    """Learner that hands each message to a ClientApp, and sends its reply.
+
+    Args:
+        folder: The app's folder.
+        component: Its ClientApp, ``package.module:name``.
+        config: Its settings.
+        seed: Seed of the job.
+        sites: Number of the job's sites.
+    """
+
+    def __init__(
+        self, folder: str, component: str, config: dict[str, Any], seed: int, sites: int
+    ) -> None:
+        self._seed, self._sites, self._config = seed, sites, config
+        self._run_id = run_id(AppPlace(folder, component, config, seed, []))
+        self._app = names.load_app(folder, component)
+
+    def train(self, model: FLModel) -> FLModel:
+        """Hand a message to the ClientApp, and return its reply as an update, or as metrics."""
+        sent = model.meta[SENT]
+        site, folder = self.site, Path(self.site.folder).parents[1] / content.FOLDER
+        tensors = model.params or {}
+
+        def body() -> ArrayRecord:
+            return ArrayRecord({name: Array.over(value) for name, value in tensors.items()})
+
+        node = node_id(self._seed, site.name)
+        metadata = Metadata(
+            self._run_id,
+            f"{site.round}-{site.seed}",
+            SERVER_NODE,
+            node,
+            "",
+            sent["group"],
+            sent["time"],
+            sent["ttl"],
+            sent["type"],
+        )
+        records = unpack_records(content.get(folder, sent["content"]), body)
+        context = Context(
+            self._run_id,
+            node,
+            {"partition-id": site.index, "num-partitions": self._sites},
+            self._state(),
+            dict(self._config),
+        )
+        reply = self._app(Message(records, metadata=metadata), context)
+        if not isinstance(reply, Message):
+            raise TypeError(f"the ClientApp returned a {type(reply).__name__}; return a Message")
+        if reply.has_error():
+            raise RuntimeError(f"the ClientApp replied with an error: {reply.error.reason}")
+        self._keep(context.state)
+        return self._answer(reply.content, tensors, sent["weight"], folder)
+
+    def _answer(
+        self, reply: RecordDict, received: Mapping[str, Any], weighted_by: str, folder: Path
+    ) -> FLModel:
+        forms = {
+            name: (str(t.dtype).removeprefix("torch."), list(t.shape))
+            for name, t in received.items()
+        }
+        name = next((n for n, each in reply.array_records.items() if each.forms == forms), None)
+        metrics = {
+            key: value
+            for record in reply.metric_records.values()
+            for key, value in record.items()
+            if not isinstance(value, list)
+        }
+        meta: dict[str, Any] = {SENT: content.put(folder, pack_records(reply, name))}
+        if weighted_by in metrics:
+            meta["num_examples"] = max(float(metrics.pop(weighted_by)), _LEAST_WEIGHT)
+        params = None
+        if name is not None:
+            params = {key: array.torch() for key, array in reply[name].items()}
+        shown = {key: float(value) for key, value in metrics.items() if key not in BESIDE_METRICS}
+        return FLModel(params=params, metrics=shown, meta=meta)
+
+    def _state(self) -> RecordDict:
+        path = self.site.state_dir / _STATE
+        return unpack_records(path.read_bytes()) if path.is_file() else RecordDict()
+
+    def _keep(self, state: RecordDict) -> None:
+        path = self.site.state_dir / _STATE
+        if state or path.is_file():
+            path.write_bytes(pack_records(state))

@@ -1,0 +1,183 @@
+"""The workflow of a Flower app: it does what the ServerApp's process asks for, as effects."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from pydantic import Field
+
+from flstream.compat.flower import requests
+from flstream.compat.flower.content import FOLDER
+from flstream.errors import WorkflowError
+from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
+
+if TYPE_CHECKING:
+    from flstream.server.own_process import OwnProcess
+
+SENT = "flower"
+"""Name of the value in a model's ``meta`` with the facts of a message."""
+
+_MAIN = "flstream.compat.flower.grid:serve_app"
+
+
+class AppArgs(WorkflowArgs):
+    """Arguments of a Flower app."""
+
+    folder: str
+    """The app's folder."""
+
+    component: str
+    """The ServerApp, `package.module:name`."""
+
+    config: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """The app's settings (`app.config`)."""
+
+    resume: bool = True
+    """Whether replies that the app reads stay on disk until the run ends, so that it can resume."""
+
+
+@workflow("flower", AppArgs)
+def flower(run: Run, args: AppArgs) -> Model:
+    """Run a ServerApp's main function in a process, and do what it asks for."""
+    place = requests.AppPlace(args.folder, args.component, args.config, run.seed, run.all_sites)
+    with closing(run.start_process("serverapp", requests.FromApp, _MAIN, place)) as process:
+        model = _Dialogue(run, process).until_end()
+    shutil.rmtree(run.directory / FOLDER, ignore_errors=True)
+    return model
+
+
+class _Dialogue:
+    """What a ServerApp asks for, one after another, and what came of it."""
+
+    def __init__(self, run: Run, process: OwnProcess[requests.FromApp]) -> None:
+        self._run, self._process = run, process
+        self._rounds = run.rounds()
+        self._folder = run.directory / FOLDER
+        model = run.initial_model()
+        self._models = {model.version: model}
+        self._newest = model
+        self._batches: dict[int, Updates] = {}
+        self._asked: dict[int, list[str]] = {}
+        # Whether a message to train was sent in this round, and in any.
+        self._has_trained = self._trains = self._has_begun = False
+
+    def until_end(self) -> Model:
+        """Do what is asked for until the app has ended, and return its last model."""
+        self._folder.mkdir(exist_ok=True)
+        path, model = self._run.path_of(self._newest), self._newest
+        start = requests.Start(model.version, str(path), model.digest, str(self._folder))
+        self._process.send(start)
+        while True:
+            request = self._process.receive()
+            if isinstance(request, requests.End):
+                if request.error:
+                    raise WorkflowError(request.error)
+                return self._models.get(-1 if request.model is None else request.model, model)
+            self._process.send(self._answer(request))
+
+    def _answer(self, request: requests.FromApp) -> msgspec.Struct:
+        match request:
+            case requests.Send():
+                return self._send(request)
+            case requests.Read(batch):
+                return requests.Answers(self._answers(batch))
+            case requests.Open(batch, site):
+                return requests.Opened(str(self._opened(batch, site)))
+            case requests.Store(path):
+                return self._stored(self._run.store(self._newest, Path(path)))
+            case requests.Fold():
+                return self._folded(request)
+            case requests.Remember(name):
+                return requests.Value(self._run.remember(name, self._computed))
+            case requests.Report(version, metrics):
+                self._run.report(self._models[version], metrics)
+                return requests.Done()
+        raise WorkflowError(f"the ServerApp's process sent {type(request).__name__} out of turn")
+
+    def _send(self, request: requests.Send) -> msgspec.Struct:
+        if not self._begin_round(request.category):
+            return requests.Over()
+        model = self._newest if request.model is None else self._models[request.model]
+        messages: Mapping[str, Any] = {
+            sent.site: {SENT: {"content": sent.content, **sent.facts}} for sent in request.messages
+        }
+        self._asked[request.batch] = list(messages)
+        self._batches[request.batch] = self._run.ask(model, messages, request.timeout)
+        return requests.Done()
+
+    def _begin_round(self, category: str) -> bool:
+        """Begin a round with its first messages to train; return False where the run is to end.
+
+        An app that has not sent any begins one with each messages to query.
+        """
+        is_train, is_query = category == "train", category == "query" and not self._trains
+        if not self._has_begun or (is_train and self._has_trained) or is_query:
+            # An app may have more rounds than the job: those are a part of the last one.
+            next(self._rounds, None)
+            if self._run.ended_early is not None:
+                return False
+            self._has_begun, self._has_trained = True, False
+        self._has_trained |= is_train
+        self._trains |= is_train
+        return True
+
+    def _answers(self, batch: int) -> list[requests.Answer]:
+        updates = self._batches[batch]
+        answers = {update.site: update for update in updates}
+        failures = updates.failures
+        return [
+            _answer_of(answers[site])
+            if site in answers
+            else requests.Answer(site, None, failures.get(site, "the site is asked no more"))
+            for site in self._asked[batch]
+        ]
+
+    def _update(self, batch: int, site: str) -> Update:
+        return next(update for update in self._batches[batch] if update.site == site)
+
+    def _opened(self, batch: int, site: str) -> Path:
+        """Write a site's update to a file, once; the name says what it is for a replay, too."""
+        path = self._folder / f"reply-{batch}-{site}.safetensors"
+        if not path.is_file():
+            self._run.save(self._update(batch, site), path)
+        return path
+
+    def _folded(self, request: requests.Fold) -> msgspec.Struct:
+        updates: Any = self._batches[request.batch]
+        base = updates.training.base
+        if request.sites is not None:
+            updates = [self._update(request.batch, site) for site in request.sites]
+        rule = None
+        if request.weights is not None:
+            rule = FoldRule(request.weights, normalise=True)
+        step = combine = None
+        if request.step is not None or request.combine is not None:
+            from flstream.compat.flower import steps  # imports NumPy
+
+            step = None if request.step is None else steps.step_of(*request.step)
+            combine = None if request.combine is None else steps.combination_of(*request.combine)
+        model = self._run.fold(base, updates, rule, step=step, tensors=combine)
+        return self._stored(model)
+
+    def _stored(self, model: Model) -> requests.Stored:
+        self._models[model.version] = self._newest = model
+        return requests.Stored(model.version, str(self._run.path_of(model)), model.digest)
+
+    def _computed(self) -> bytes:
+        self._process.send(requests.Compute())
+        value = self._process.receive()
+        if isinstance(value, requests.End):
+            raise WorkflowError(value.error)
+        assert isinstance(value, requests.Value), "the process computes nothing else"
+        return value.value
+
+
+def _answer_of(update: Update) -> requests.Answer:
+    return requests.Answer(
+        update.site, update.meta[SENT], has_update=update.has_tensors and not update.failure
+    )

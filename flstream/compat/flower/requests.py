@@ -1,0 +1,206 @@
+"""Messages between a ServerApp's process and the workflow that does what it asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Content = bytes
+"""Packed records, or where they are: see :mod:`flstream.compat.flower.content`."""
+
+
+class AppPlace(msgspec.Struct, frozen=True):
+    """A Flower app, and the run that it is in.
+
+    Attributes:
+        folder: Absolute path of the app's folder.
+        component: Its ServerApp or ClientApp, ``package.module:name``.
+        config: Its settings (``app.config``).
+        seed: Seed of the job.
+        sites: Names of the sites, in their order.
+    """
+
+    folder: str
+    component: str
+    config: dict[str, Any]
+    seed: int
+    sites: list[str]
+
+
+class Start(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: the run begins.
+
+    Attributes:
+        model: Version of the initial model.
+        path: Path of its file.
+        digest: Its digest.
+        folder: Folder of files of contents, updates and models.
+    """
+
+    model: int
+    path: str
+    digest: str
+    folder: str
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What a node is sent.
+
+    Attributes:
+        site: Its site.
+        content: Packed records.
+        facts: Facts of the message: its type, id, group, time and weight's name.
+    """
+
+    site: str
+    content: Content
+    facts: dict[str, Any]
+
+
+class Send(msgspec.Struct, tag=True, frozen=True):
+    """App: send messages to nodes, each of which is sent one at most, with one model.
+
+    The sites answer once the answers are read or folded.
+
+    Attributes:
+        batch: Number of the batch, from 1.
+        category: ``train``, ``evaluate`` or ``query``.
+        model: Version of the model that has the arrays; the newest one where none has.
+        messages: The messages.
+        timeout: Seconds that a site may take; None for the job's.
+    """
+
+    batch: int
+    category: str
+    model: int | None
+    messages: list[Sent]
+    timeout: float | None
+
+
+class Read(msgspec.Struct, tag=True, frozen=True):
+    """App: tell the answers to a batch."""
+
+    batch: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Answer of a site.
+
+    Attributes:
+        site: The site.
+        content: Packed records; None where it has failed.
+        failure: Why it has failed.
+        has_update: Whether its arrays are an update of the model.
+    """
+
+    site: str
+    content: Content | None
+    failure: str = ""
+    has_update: bool = False
+
+
+class Answers(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: the answers to a batch."""
+
+    answers: list[Answer]
+
+
+class Open(msgspec.Struct, tag=True, frozen=True):
+    """App: write the update of a site to a file, to be read."""
+
+    batch: int
+    site: str
+
+
+class Opened(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: the path of an update's file."""
+
+    path: str
+
+
+class Store(msgspec.Struct, tag=True, frozen=True):
+    """App: make a durable file a model of the run."""
+
+    path: str
+
+
+class Fold(msgspec.Struct, tag=True, frozen=True):
+    """App: fold the answers to a batch into a model.
+
+    Attributes:
+        batch: The batch.
+        sites: The sites whose answers are folded; None for all, as they come.
+        weights: A weight for each of them; None for the answers' own.
+        step: Name and arguments of the server's step; None for none.
+        combine: Name and arguments of what combines whole tensors; None for the mean.
+    """
+
+    batch: int
+    sites: list[str] | None = None
+    weights: list[float] | None = None
+    step: tuple[str, dict[str, Any]] | None = None
+    combine: tuple[str, dict[str, Any]] | None = None
+
+
+class Stored(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: a model of the run.
+
+    Attributes:
+        model: Its version.
+        path: Path of its file.
+        digest: Its digest.
+        failure: Why there is none.
+    """
+
+    model: int
+    path: str
+    digest: str
+    failure: str = ""
+
+
+class Remember(msgspec.Struct, tag=True, frozen=True):
+    """App: tell what was computed under a name, or have it computed."""
+
+    name: str
+
+
+class Compute(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: nobody has computed it; do it now."""
+
+
+class Value(msgspec.Struct, tag=True, frozen=True):
+    """Either: the bytes that were computed."""
+
+    value: bytes
+
+
+class Report(msgspec.Struct, tag=True, frozen=True):
+    """App: a model has these metrics."""
+
+    model: int
+    metrics: dict[str, float]
+
+
+class Done(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: what was asked for is done, or will be once it is needed."""
+
+
+class Over(msgspec.Struct, tag=True, frozen=True):
+    """Workflow: the run is to end (``stop_when``, ``patience``)."""
+
+
+class End(msgspec.Struct, tag=True, frozen=True):
+    """App: the ServerApp has ended.
+
+    Attributes:
+        model: Version of its last model; None where it has none.
+        error: One sentence on the exception that ended it; empty for none.
+    """
+
+    model: int | None
+    error: str = ""
+
+
+FromApp = Send | Read | Open | Store | Fold | Remember | Value | Report | End
+ToApp = Start | Answers | Opened | Stored | Compute | Value | Done | Over

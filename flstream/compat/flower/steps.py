@@ -1,0 +1,106 @@
+"""The server's part of Flower's strategies, by Flower's own formulas, in the run's folds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flstream.workflows import GroupUpdate, ServerStep, TensorGroup
+
+if TYPE_CHECKING:
+    from flstream.aggregation.elements import Array
+
+
+@dataclass(frozen=True)
+class Momentum(ServerStep):
+    """FedAvgM: ``v = momentum v + difference``, and a step of the learning rate along it."""
+
+    learning_rate: float
+    momentum: float
+    moments = ("momentum",)
+
+    def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
+        """Make a step; see :class:`ServerStep`."""
+        moments["momentum"] = self.momentum * moments["momentum"] + difference
+        return self.learning_rate * moments["momentum"]
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerStep):
+    """FedAdagrad, FedAdam and FedYogi: ``eta m / (sqrt(v) + tau)``, Adam's corrected for bias."""
+
+    rule: str
+    round: int
+    eta: float
+    beta_1: float
+    beta_2: float
+    tau: float
+    moments = ("first", "second")
+
+    def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
+        """Make a step; see :class:`ServerStep`."""
+        square, second, eta = difference**2, moments["second"], self.eta
+        first = self.beta_1 * moments["first"] + (1 - self.beta_1) * difference
+        match self.rule:
+            case "adagrad":
+                second = second + square
+            case "adam":
+                second = self.beta_2 * second + (1 - self.beta_2) * square
+                corrected = np.sqrt(1 - self.beta_2 ** (self.round + 1.0))
+                eta = eta * corrected / (1 - self.beta_1 ** (self.round + 1.0))
+            case _:
+                second = second - (1 - self.beta_2) * square * np.sign(second - square)
+        moments["first"], moments["second"] = first, second
+        return eta * first / (np.sqrt(second) + self.tau)
+
+
+_STEPS: Mapping[str, type[Any]] = {"momentum": Momentum, "adaptive": Adaptive}
+
+
+def step_of(name: str, arguments: Mapping[str, Any]) -> ServerStep:
+    """Return a step by its name."""
+    step: ServerStep = _STEPS[name](**arguments)
+    return step
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A statistic of each number over the updates: median, trimmed mean, or Bulyan's.
+
+    Attributes:
+        name: Its name.
+        share: Share of the updates that a trimmed mean leaves out at either end.
+        malicious: Number of malicious nodes that Bulyan expects.
+    """
+
+    name: str
+    share: float = 0.0
+    malicious: int = 0
+
+    def groups(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
+        """Return a group for each tensor."""
+        return {name: [name] for name in names}
+
+    def combine(self, group: TensorGroup, updates: Sequence[GroupUpdate]) -> Mapping[str, Array]:
+        """Return the statistic of the updates' tensors."""
+        values = np.stack([update.tensors[group.name] for update in updates])
+        return {group.name: self._of(values)}
+
+    def _of(self, values: Any) -> Any:
+        count = len(values)
+        if self.name == "median":
+            return np.median(values, axis=0)
+        if self.name == "trimmed":
+            cut = int(self.share * count)
+            return np.sort(values, axis=0)[cut : count - cut].mean(axis=0)
+        near = count - 2 * self.malicious
+        order = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+        return np.take_along_axis(values, order[:near], axis=0).mean(axis=0)
+
+
+def combination_of(name: str, arguments: Mapping[str, Any]) -> Combination:
+    """Return what combines whole tensors by its name."""
+    return Combination(name, **arguments)
