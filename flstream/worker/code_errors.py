@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import flstream
 from flstream.client.site_folder import explain_path
 from flstream.debugging import code_failed
 from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.worker.worker_info import WorkerInfo
+
+_PACKAGE = Path(flstream.__file__).parent
 
 
 class CodeFailure(NamedTuple):
@@ -62,18 +66,25 @@ def sentence(error: BaseException, source: Path) -> str:
 
     Args:
         error: The exception.
-        source: Path of the training code's file.
+        source: Path of the training code's file; of this package's own, where that calls other
+            code, whose last file is named.
     """
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(source)
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(source).startswith(f"{_PACKAGE}/"):
+        source = _own_file([frame.filename for frame in frames]) or source
+    lines = [frame.lineno for frame in frames if frame.filename == str(source)]
     where = f"{source.name}, line {lines[-1]}" if lines else source.name
     # On one line: torch lists what does not fit on lines of their own.
     text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
     message = f": {text}" if text else ""
     return f"{where} raised {type(error).__name__}{message}"
+
+
+def _own_file(files: Sequence[str]) -> Path | None:
+    """Return the last file that is of no library; None if there is none."""
+    libraries = (f"{_PACKAGE}/", *(f"{path}/" for path in sysconfig.get_paths().values()), "<")
+    own = [file for file in files if not file.startswith(libraries)]
+    return Path(own[-1]) if own else None
 
 
 def _message(error: BaseException) -> str:

@@ -110,6 +110,8 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 "config": config,
                 "component": components["serverapp"],
                 "resume": dict(pairs).get(_RESUME, True),
+                # Metrics that come with updates are no scores there.
+                "evaluate": "task",
             },
         },
     }

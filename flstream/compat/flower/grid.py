@@ -7,7 +7,6 @@ import logging
 import socket
 import sys
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -423,13 +422,6 @@ class FirstArrays(Grid):
         return []
 
 
-def _source_of(error: BaseException, folder: str) -> Path:
-    """Return the file of the app that an exception has passed last."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    own = [file for file in files if file.startswith(f"{folder}/")]
-    return Path(own[-1]) if own else Path(folder)
-
-
 def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
     """Call the main function of a ServerApp."""
     seed_everything(start_seed(place.seed, ""))
@@ -464,7 +456,7 @@ def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
         log.info("The run has ended early, as its job says")
     except BaseException as error:
         code_failed(error)
-        reason = sentence(error, _source_of(error, place.folder))
+        reason = sentence(error, Path(__file__))
         grid.end(f"the ServerApp failed: {reason}; see serverapp.log")
         return
     grid.end()

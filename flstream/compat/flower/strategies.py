@@ -121,7 +121,7 @@ class Strategy(ABC):
                 result.evaluate_metrics_serverapp[number] = metrics
             return metrics
 
-        score(0)
+        grid.report(arrays, score(0) or {})
         for number in range(1, num_rounds + 1):
             log.info("\n[ROUND %s/%s]", number, num_rounds)
             replies = grid.send_and_receive(
