@@ -191,11 +191,17 @@ class _WaitingUpdate(NamedTuple):
 def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
     """Yield the updates that an effect has left in files."""
     if record.name in ("train", "next"):
-        result: Any = msgspec.json.decode(record.result)
+        result = _result_of(record)
         number, trained = result.get("start", record.effect), result.get("train", result)
         for site, (digest, *_) in trained.get("files", {}).items():
             base = trained.get("base", 0)
             yield _WaitingUpdate(number, site, digest, base, record.name == "train")
+
+
+def _result_of(record: EffectDone) -> dict[str, Any]:
+    """Return the result of an effect; empty where it is no record, but a number, say."""
+    result = msgspec.json.decode(record.result)
+    return result if isinstance(result, dict) else {}
 
 
 def _flaw_after(
@@ -221,10 +227,10 @@ def _flaw_after(
         elif record.name == "start":
             in_flight[record.effect] = msgspec.json.decode(record.result)
         elif record.name == "next":
-            in_flight.pop(msgspec.json.decode(record.result).get("start"), None)
+            in_flight.pop(_result_of(record).get("start"), None)
     for record in content.effects[len(effects) :]:
         if record.model is not None:
-            used = msgspec.json.decode(record.result)["updates"]
+            used = _result_of(record).get("updates", ())
             dropped -= {(number, site) for number, sites in used for site in sites}
     # A later workflow of a list has cancelled what an earlier one left in flight.
     bases = set(in_flight.values()) if len(job.stages) == 1 else set()
@@ -243,8 +249,8 @@ def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersio
     """Return the sites and versions of their states after some effects."""
     newest: dict[str, StateVersion] = {}
     for record in records:
-        result: Any = msgspec.json.decode(record.result) if record.name != "start" else None
-        trained = result if record.name == "train" else (result or {}).get("train")
+        result = _result_of(record)
+        trained = result if record.name == "train" else result.get("train")
         if trained is None:
             continue
         # Only what was trained in the fold itself goes back with an update that it refused.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flstream.compat.flower.helpers import flatten_dict
+from flstream.compat.flower.helpers import flatten_dict, unflatten_dict
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.job.load import load_job, parsed_overrides
@@ -82,7 +82,8 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
     if "rounds" in by_key and _ROUNDS in config:
         config[_ROUNDS] = by_key["rounds"]
     seed, count = by_key.get("seed", 0), by_key.get("clients.count", _nodes(table))
-    place = {"folder": str(folder), "config": config, "seed": seed}
+    nested = unflatten_dict(config)
+    place = {"folder": str(folder), "config": nested, "seed": seed}
     components = app["components"]
     rounds = config.get(_ROUNDS)
     sites = [f"site-{number}" for number in range(1, int(count) + 1)]
@@ -107,7 +108,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
             "type": "flstream.compat.flower.program:flower",
             "args": {
                 "folder": str(folder),
-                "config": config,
+                "config": nested,
                 "component": components["serverapp"],
                 "resume": dict(pairs).get(_RESUME, True),
                 # Metrics that come with updates are no scores there.

@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import content, names, requests
+from flstream.compat.flower.helpers import flatten_dict
 from flstream.compat.flower.messages import (
     DEFAULT_TTL,
     SERVER_NODE,
@@ -35,6 +36,7 @@ from flstream.compat.flower.records import (
     unpack_records,
 )
 from flstream.debugging import code_failed
+from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
@@ -67,6 +69,7 @@ class SiteUpdate(NamedTuple):
     grid: AppGrid
     batch: int
     site: str
+    weighted_by: str
 
 
 def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Array]:
@@ -132,7 +135,7 @@ class Replies(Sequence[Message]):
     def _look(self) -> list[Message]:
         self.is_seen = True
         if self._replies is None:
-            self._replies = self.grid.replies(self.batches, self._sent)
+            self._replies = self.grid.replies(self.batches, self._sent, self.weighted_by)
         return self._replies
 
     def __len__(self) -> int:
@@ -304,18 +307,24 @@ class AppGrid(Grid):
         self._known[stored.digest] = self.last
         return ArrayRecord.lying(self.last, lambda: arrays_of_file(stored.path))
 
-    def replies(self, batches: Sequence[int], sent: Sequence[Message]) -> list[Message]:
+    def replies(
+        self, batches: Sequence[int], sent: Sequence[Message], weighted_by: str
+    ) -> list[Message]:
         """Return the replies to the messages of some batches, in the order of the messages."""
         answers: dict[str, list[tuple[int, requests.Answer]]] = {}
         for batch in batches:
             for answer in self._ask(requests.Read(batch), requests.Answers).answers:
                 answers.setdefault(answer.site, []).append((batch, answer))
         return [
-            self._message(message, *answers[self._sites[message.metadata.dst_node_id]].pop(0))
+            self._message(
+                message, *answers[self._sites[message.metadata.dst_node_id]].pop(0), weighted_by
+            )
             for message in sent
         ]
 
-    def _message(self, to: Message, batch: int, answer: requests.Answer) -> Message:
+    def _message(
+        self, to: Message, batch: int, answer: requests.Answer, weighted_by: str
+    ) -> Message:
         metadata = to.metadata
         reply = Metadata(
             self.run_id,
@@ -337,7 +346,8 @@ class AppGrid(Grid):
                 path = self._ask(requests.Open(batch, answer.site), requests.Opened).path
                 return arrays_of_file(path, self._order)
 
-            return ArrayRecord.lying(SiteUpdate(self, batch, answer.site), opened)
+            origin = SiteUpdate(self, batch, answer.site, weighted_by)
+            return ArrayRecord.lying(origin, opened)
 
         records = unpack_records(content.get(self._folder, answer.content), update)
         return Message(records, metadata=reply)
@@ -422,11 +432,15 @@ class FirstArrays(Grid):
         return []
 
 
+def _failed(error: BaseException) -> str:
+    return f"the ServerApp failed: {sentence(error, Path(__file__))}"
+
+
 def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
     """Call the main function of a ServerApp."""
     seed_everything(start_seed(place.seed, ""))
     app = names.load_app(place.folder, place.component)
-    context = Context(grid.run_id, SERVER_NODE, {}, run_config=dict(place.config))
+    context = Context(grid.run_id, SERVER_NODE, {}, run_config=flatten_dict(place.config))
     app(grid, context)
 
 
@@ -443,6 +457,9 @@ def initial_arrays(**place: Any) -> dict[str, Any]:
     except CaughtError as caught:
         if caught.arrays is not None:
             return {name: array.torch() for name, array in caught.arrays.items()}
+    except (Exception, SystemExit) as error:
+        code_failed(error)
+        raise ModelError(f"{_failed(error)}; see model-builder.log") from error
     return {"none": torch.zeros(1)}
 
 
@@ -456,7 +473,6 @@ def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
         log.info("The run has ended early, as its job says")
     except BaseException as error:
         code_failed(error)
-        reason = sentence(error, Path(__file__))
-        grid.end(f"the ServerApp failed: {reason}; see serverapp.log")
+        grid.end(f"{_failed(error)}; see serverapp.log")
         return
     grid.end()

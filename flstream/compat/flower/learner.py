@@ -9,6 +9,7 @@ from typing import Any
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import Learner
 from flstream.compat.flower import content, names
+from flstream.compat.flower.helpers import flatten_dict
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
 from flstream.compat.flower.nodes import node_id, run_id
 from flstream.compat.flower.program import SENT
@@ -42,7 +43,7 @@ class AppLearner(Learner):
     def __init__(
         self, folder: str, component: str, config: dict[str, Any], seed: int, sites: int
     ) -> None:
-        self._seed, self._sites, self._config = seed, sites, config
+        self._seed, self._sites, self._config = seed, sites, flatten_dict(config)
         self._run_id = run_id(AppPlace(folder, component, config, seed, []))
         self._app = names.load_app(folder, component)
 

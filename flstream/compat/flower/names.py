@@ -98,11 +98,13 @@ class _Module(ModuleType):
             return value
         if f"{self.__name__}.{name}" in _packages():
             return importlib.import_module(f"{self.__name__}.{name}")
+        if name == "__all__":
+            return sorted(known)
         if name.startswith("__"):
             raise AttributeError(name)
         why = f": {_REFUSED[name]} is not there" if name in _REFUSED else ""
         names = ", ".join(sorted(known)) or "none"
-        raise AttributeError(
+        raise ImportError(
             f"flstream has no {self.__name__}.{name}{why}; its names here are {names}"
         )
 
@@ -111,7 +113,7 @@ def _packages() -> set[str]:
     return {name.rsplit(".", depth)[0] for name in NAMES for depth in range(name.count(".") + 1)}
 
 
-class _Finder(MetaPathFinder):
+class Finder(MetaPathFinder):
     """Import hook for Flower's modules, also where Flower is installed."""
 
     def find_spec(
@@ -136,11 +138,11 @@ class _Finder(MetaPathFinder):
 
 def install() -> None:
     """Make this process import Flower's names from here."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     for name in [other for other in sys.modules if other.partition(".")[0] == "flwr"]:
         del sys.modules[name]
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, Finder())
     logger = logging.getLogger("flwr")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)

@@ -367,7 +367,9 @@ class FedAvg(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the weighted means of arrays and metrics."""
         arrays = self._folded_unseen(replies, server_round)
-        valid, _ = self._check_and_log_replies(replies, is_train=True)
+        valid, errors = self._check_and_log_replies(replies, is_train=True)
+        if errors and not valid:
+            raise AggregationError(f"all {len(errors)} nodes failed: {errors[0].error.reason}")
         if not valid:
             return None, None
         contents = [reply.content for reply in valid]
@@ -403,8 +405,10 @@ class FedAvg(Strategy):
                     "names and shapes that were sent; use FedAvg where they are changed"
                 )
             return aggregate_arrayrecords(contents, self.weighted_by_key)
-        weights = None if combine else _weights(contents, self.weighted_by_key)
         sites, first = [update.site for update in updates], updates[0]
+        weights = None
+        if not combine and first.weighted_by != self.weighted_by_key:  # which sites know else
+            weights = _weights(contents, self.weighted_by_key)
         return first.grid.fold(first.batch, sites, weights, step=step, combine=combine)
 
     def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:

@@ -1,0 +1,3 @@
+from flower_apps import apps
+
+__all__ = ["apps"]
