@@ -227,7 +227,7 @@ def _flaw_after(
         elif record.name == "start":
             in_flight[record.effect] = msgspec.json.decode(record.result)
         elif record.name == "next":
-            in_flight.pop(_result_of(record).get("start"), None)
+            in_flight.pop(_result_of(record).get("start", 0), None)
     for record in content.effects[len(effects) :]:
         if record.model is not None:
             used = _result_of(record).get("updates", ())

@@ -132,17 +132,7 @@ class ModelEffects:
         state = self._state
         check_model("store", model)
         state.check_round("store")
-        try:
-            source = FileSource(path)
-            difference = state.store.source(model).layout.difference(source.layout)
-        except CheckpointError as error:
-            flaw = f"run.store() was given a file that is no model: {error}"
-            raise WorkflowError(flaw) from error
-        if difference:
-            raise WorkflowError(
-                f"run.store() was given {path}, which does not fit the run's model: {difference}"
-            )
-        digest = body_digest(source)
+        digest = "" if state.context.host is None else self._digest_of(path, model)
         arguments = {"model": [model.version, model.digest], "digest": digest}
 
         def do(number: int) -> tuple[None, ModelRecord]:
@@ -155,6 +145,20 @@ class ModelEffects:
         handle = state.store.add(done.model, done.number, is_verified=done.is_new)
         state.received.add_model(done.model.version, model.version, [])
         return handle
+
+    def _digest_of(self, path: Path, model: Model) -> str:
+        """Digest of a file, which must have the tensors of a model."""
+        try:
+            source = FileSource(path)
+            difference = self._state.store.source(model).layout.difference(source.layout)
+        except CheckpointError as error:
+            flaw = f"run.store() was given a file that is no model: {error}"
+            raise WorkflowError(flaw) from error
+        if difference:
+            raise WorkflowError(
+                f"run.store() was given {path}, which does not fit the run's model: {difference}"
+            )
+        return body_digest(source)
 
     def _once(
         self,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flstream.errors import WorkflowError
 from flstream.server.arguments import check_name
-from flstream.server.run_state import RunState
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 _MOST_BYTES = 1 << 20
 

@@ -18,7 +18,6 @@ from flstream.errors import WorkflowError
 from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
 from flstream.server.arguments import check_model, check_name, selection_of
 from flstream.server.collector import ResultCollector, TaskWaits
-from flstream.server.own_process import OwnProcess
 from flstream.server.program_view import (
     BestModel,
     Model,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from flstream.job.stage import WorkflowArgs
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.own_bodies import ShapesOf
+    from flstream.server.own_process import OwnProcess
     from flstream.server.play import RunEffects
 
 __all__ = [
@@ -643,15 +643,12 @@ class Run:
         Raises:
             WorkflowError: This is a dry run, which starts no process.
         """
+        from flstream.server.own_process import OwnProcess  # imports NumPy
+
         context = self._state.context
         if context.host is None:
             raise WorkflowError(f"the process {name} is started when the job is run")
         return OwnProcess(context, name, kinds, target, *args)
-
-    @property
-    def seed(self) -> int:
-        """The job's seed."""
-        return self._state.context.job.seed
 
     def path_of(self, model: Model) -> Path:
         """Return the path of a model's file, which is not to be changed.
@@ -663,11 +660,6 @@ class Run:
         if self._state.context.host is None:
             raise WorkflowError("a model has no file in a dry run")
         return self._effects.models.path_of(model)
-
-    @property
-    def directory(self) -> Path:
-        """Path of the run directory."""
-        return self._state.context.run.path
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:

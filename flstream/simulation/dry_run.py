@@ -66,8 +66,9 @@ class _DryJournal:
         self.asked += 1
         outline, model = self.outline, None
         result: Any = None
-        sites = [] if kind == "next" else arguments.get("sites", [])
-        if kind != "next":
+        has_names = isinstance(arguments, dict)
+        sites = arguments.get("sites", []) if has_names else []
+        if has_names:
             trainings = [each for each in arguments.get("updates", []) if isinstance(each, dict)]
             for each in (arguments, *trainings):
                 outline.has_replicas |= INNER_STEPS in sent_names(each.get("meta") or b"")
@@ -114,6 +115,16 @@ class _DryJournal:
                 outline.scored += len(sites)
                 result = ScoreResult({}, {}, {}, {self._key_metric: [0.0] * len(sites)})
                 self._add(f"score at {_counted(sites)}")
+            case "store":
+                step = self._models.get(round_number, 0)
+                self._models[round_number] = step + 1
+                model = ModelRecord(round_number, sum(self._models.values()), step, "")
+                self._add("store")
+            case "remember":
+                result = b""
+            case "report":
+                result = ScoreResult({}, {}, {})
+                self._add("report")
             case "write_json":
                 self._add(f"write {arguments['path']}")
         return Effect(self.asked, result, model, False)

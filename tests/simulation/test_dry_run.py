@@ -119,6 +119,19 @@ def everything(run, args):
             run.score(site, run.sites, owner=site.site)
         run.write_json("out/x.json", loss)
         run.log("loss", loss)
+        answers = run.ask(model, {site: {"a": site} for site in run.sites})
+        assert all(each.has_tensors for each in answers) and run.remember("x", bytes) == b""
+        model = run.store(model, "a file")
+        run.report(model, {"loss": loss})
+        for nothing in (
+            lambda: run.path_of(model), lambda: run.start_process("x", None, "x:x"),
+            lambda: run.save(answers[0], "a file"),
+        ):
+            try:
+                nothing()
+            except Exception as error:
+                continue
+            raise RuntimeError("a dry run has no files, and starts no process")
     return model
 
 def folds(run, see=lambda updates: updates):
@@ -178,7 +191,7 @@ def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
     assert found.flaw == ""
     assert str(found).endswith(
         "train 4 sites, fold, 4 x start, 4 x next, adopt, evaluate, collect from 4 sites, "
-        "4 x score at 4 sites, write out/x.json"
+        "4 x score at 4 sites, write out/x.json, train 4 sites, store, report"
     )
     offered = {name for name, _ in inspect.getmembers(Run) if not name.startswith("_")}
     offered.add("ended_early")

@@ -109,6 +109,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
             "args": {
                 "folder": str(folder),
                 "config": nested,
+                "seed": seed,
                 "component": components["serverapp"],
                 "resume": dict(pairs).get(_RESUME, True),
                 # Metrics that come with updates are no scores there.

@@ -7,8 +7,10 @@ import logging
 import socket
 import sys
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, overload
@@ -56,20 +58,38 @@ WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
 
 
-class StoredModel(NamedTuple):
-    """A model of the run, by its version and file."""
+@dataclass(eq=False)
+class ModelOfRun:
+    """A model of the run, which stays as long as somebody refers to it.
+
+    Attributes:
+        version: Its version.
+        path: Path of its file.
+    """
 
     version: int
     path: str
 
 
-class SiteUpdate(NamedTuple):
-    """Arrays of a site's reply to a batch of messages, which are an update of the model."""
+@dataclass(eq=False)
+class Batch:
+    """Messages that were sent together, whose answers stay as long as somebody refers to it.
+
+    Attributes:
+        number: Its number, from 1.
+        weighted_by: Name of the metric by which the sites weight their answers.
+    """
+
+    number: int
+    weighted_by: str
+
+
+class ReplyUpdate(NamedTuple):
+    """Arrays of a site's reply that are an update of the model."""
 
     grid: AppGrid
-    batch: int
+    batch: Batch
     site: str
-    weighted_by: str
 
 
 def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Array]:
@@ -120,22 +140,21 @@ class Replies(Sequence[Message]):
 
     Attributes:
         grid: The grid.
-        batches: Numbers of the batches that they come of.
-        weighted_by: Name of the metric by which the sites have weighted them.
+        batches: The batches that they come of.
         is_seen: Whether one was looked at.
     """
 
     def __init__(
-        self, grid: AppGrid, batches: Sequence[int], messages: Sequence[Message], weighted_by: str
+        self, grid: AppGrid, batches: Sequence[Batch], messages: Sequence[Message]
     ) -> None:
-        self.grid, self.batches, self.weighted_by = grid, batches, weighted_by
+        self.grid, self.batches = grid, batches
         self.is_seen, self._sent = False, messages
         self._replies: list[Message] | None = None
 
     def _look(self) -> list[Message]:
         self.is_seen = True
         if self._replies is None:
-            self._replies = self.grid.replies(self.batches, self._sent, self.weighted_by)
+            self._replies = self.grid.replies(self.batches, self._sent)
         return self._replies
 
     def __len__(self) -> int:
@@ -176,8 +195,11 @@ class AppGrid(Grid):
         self._sites = {node: site for site, node in self._nodes.items()}
         start = self._reply(requests.Start)
         self._folder = Path(start.folder)
-        self.last = StoredModel(start.model, start.path)
-        self._known = {start.digest: self.last}
+        # Numbers of batches and versions of models that nobody refers to any more.
+        self._batches_dropped, self._models_dropped = list[int](), list[int]()
+        # By digest, the models that somebody refers to.
+        self._known: weakref.WeakValueDictionary[str, ModelOfRun] = weakref.WeakValueDictionary()
+        self.last = self._model(start.model, start.path, start.digest)
         source = FileSource(Path(start.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
         self._forms = ArrayRecord(arrays_of_file(start.path)).forms
@@ -193,7 +215,19 @@ class AppGrid(Grid):
         assert isinstance(reply, kind), f"{type(reply).__name__} is out of turn"
         return reply
 
+    def _model(self, version: int, path: str, digest: str) -> ModelOfRun:
+        """Return a new model; one that has the same bits as another takes its place."""
+        model = self._known[digest] = ModelOfRun(version, path)
+        weakref.finalize(model, self._models_dropped.append, version).atexit = False
+        return model
+
     def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
+        if self._batches_dropped or self._models_dropped:
+            self._channel.send(
+                requests.Drop([*self._batches_dropped], [*self._models_dropped]), timeout=None
+            )
+            self._batches_dropped.clear()
+            self._models_dropped.clear()
         self._channel.send(request, timeout=None)
         return self._reply(kind)
 
@@ -229,7 +263,7 @@ class AppGrid(Grid):
         groups: dict[tuple[str, int | None, int], list[requests.Sent]] = {}
         packed: dict[tuple[int, int | None], requests.Content] = {}
         counts: dict[tuple[str, int | None, int], int] = {}
-        stored: dict[int, StoredModel | None] = {}
+        stored: dict[int, ModelOfRun | None] = {}
         for message in messages:
             metadata = message.metadata
             number = next(self._messages)
@@ -260,15 +294,16 @@ class AppGrid(Grid):
             groups.setdefault((category, version, wave), []).append(sent)
         batches = []
         for (category, version, _), sent_messages in groups.items():
-            batch = next(self._batches)
-            send = requests.Send(batch, category, version, sent_messages, timeout)
+            batch = Batch(next(self._batches), weighted_by)
+            weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
+            send = requests.Send(batch.number, category, version, sent_messages, timeout)
             self._ask(send, requests.Done)
             batches.append(batch)
-        return Replies(self, batches, messages, weighted_by)
+        return Replies(self, batches, messages)
 
     def _body_of(
-        self, records: RecordDict, stored: dict[int, StoredModel | None]
-    ) -> tuple[str | None, StoredModel | None]:
+        self, records: RecordDict, stored: dict[int, ModelOfRun | None]
+    ) -> tuple[str | None, ModelOfRun | None]:
         """Return the name and the model of the record that travels as one, if there is any."""
         for name, record in records.array_records.items():
             if id(record) not in stored:
@@ -277,25 +312,27 @@ class AppGrid(Grid):
                 return name, model
         return None, None
 
-    def store(self, record: ArrayRecord) -> StoredModel | None:
+    def store(self, record: ArrayRecord) -> ModelOfRun | None:
         """Return the model with some arrays, which is stored if it is new; None if they fit none.
 
         Arrays fit if they have the names, dtypes and shapes of the model that the run began with.
         """
-        if isinstance(record.origin, StoredModel):
+        if isinstance(record.origin, ModelOfRun):
             return record.origin
         if record.forms != self._forms:
             return None
         tensors = {name: array.torch() for name, array in record.items()}
         body = MemoryBody.of(tensors, tied=self._layout.aliases)
         digest = body_digest(body)
-        if digest not in self._known:
+        model = self._known.get(digest)
+        if model is None:
             self._folder.mkdir(exist_ok=True)
             path = self._folder / f"arrays-{digest}.safetensors"
             self._write(path, body)
             self._take(self._ask(requests.Store(str(path)), requests.Stored))
-        record.origin = self._known[digest]
-        return self._known[digest]
+            model = self.last
+        record.origin = model
+        return model
 
     def _write(self, path: Path, body: Source) -> None:
         metadata = {"format": "pt", **({ORDER: self._order} if self._order else {})}
@@ -303,28 +340,21 @@ class AppGrid(Grid):
 
     def _take(self, stored: requests.Stored) -> ArrayRecord:
         """Return the record of a model that the run has made."""
-        self.last = StoredModel(stored.model, stored.path)
-        self._known[stored.digest] = self.last
+        self.last = self._model(stored.model, stored.path, stored.digest)
         return ArrayRecord.lying(self.last, lambda: arrays_of_file(stored.path))
 
-    def replies(
-        self, batches: Sequence[int], sent: Sequence[Message], weighted_by: str
-    ) -> list[Message]:
+    def replies(self, batches: Sequence[Batch], sent: Sequence[Message]) -> list[Message]:
         """Return the replies to the messages of some batches, in the order of the messages."""
-        answers: dict[str, list[tuple[int, requests.Answer]]] = {}
+        answers: dict[str, list[tuple[Batch, requests.Answer]]] = {}
         for batch in batches:
-            for answer in self._ask(requests.Read(batch), requests.Answers).answers:
+            for answer in self._ask(requests.Read(batch.number), requests.Answers).answers:
                 answers.setdefault(answer.site, []).append((batch, answer))
         return [
-            self._message(
-                message, *answers[self._sites[message.metadata.dst_node_id]].pop(0), weighted_by
-            )
+            self._message(message, *answers[self._sites[message.metadata.dst_node_id]].pop(0))
             for message in sent
         ]
 
-    def _message(
-        self, to: Message, batch: int, answer: requests.Answer, weighted_by: str
-    ) -> Message:
+    def _message(self, to: Message, batch: Batch, answer: requests.Answer) -> Message:
         metadata = to.metadata
         reply = Metadata(
             self.run_id,
@@ -343,26 +373,26 @@ class AppGrid(Grid):
 
         def update() -> ArrayRecord:
             def opened() -> dict[str, Array]:
-                path = self._ask(requests.Open(batch, answer.site), requests.Opened).path
+                request = requests.OpenUpdate(batch.number, answer.site)
+                path = self._ask(request, requests.UpdatePath).path
                 return arrays_of_file(path, self._order)
 
-            origin = SiteUpdate(self, batch, answer.site, weighted_by)
-            return ArrayRecord.lying(origin, opened)
+            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site), opened)
 
         records = unpack_records(content.get(self._folder, answer.content), update)
         return Message(records, metadata=reply)
 
     def fold(
         self,
-        batch: int,
+        batch: Batch,
         sites: Sequence[str] | None = None,
         weights: Sequence[float] | None = None,
         step: tuple[str, Mapping[str, Any]] | None = None,
         combine: tuple[str, Mapping[str, Any]] | None = None,
     ) -> ArrayRecord:
-        """Fold updates into the next model of the run; see :class:`requests.Fold`."""
-        request = requests.Fold(
-            batch,
+        """Fold updates into the next model of the run; see :class:`requests.FoldAnswers`."""
+        request = requests.FoldAnswers(
+            batch.number,
             None if sites is None else list(sites),
             None if weights is None else list(weights),
             None if step is None else (step[0], dict(step[1])),

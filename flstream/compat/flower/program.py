@@ -13,7 +13,7 @@ from pydantic import Field
 
 from flstream.compat.flower import requests
 from flstream.compat.flower.content import FOLDER
-from flstream.errors import WorkflowError
+from flstream.errors import ResumeRefusedError, WorkflowError
 from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class AppArgs(WorkflowArgs):
     config: Annotated[dict[str, Any], Field(default_factory=dict)]
     """The app's settings (`app.config`)."""
 
+    seed: int = 0
+    """The job's seed."""
+
     resume: bool = True
     """Whether replies that the app reads stay on disk until the run ends, so that it can resume."""
 
@@ -44,21 +47,22 @@ class AppArgs(WorkflowArgs):
 @workflow("flower", AppArgs)
 def flower(run: Run, args: AppArgs) -> Model:
     """Run a ServerApp's main function in a process, and do what it asks for."""
-    place = requests.AppPlace(args.folder, args.component, args.config, run.seed, run.all_sites)
+    place = requests.AppPlace(args.folder, args.component, args.config, args.seed, run.all_sites)
     with closing(run.start_process("serverapp", requests.FromApp, _MAIN, place)) as process:
-        model = _Dialogue(run, process).until_end()
-    shutil.rmtree(run.directory / FOLDER, ignore_errors=True)
+        dialogue = _Dialogue(run, process, resumes=args.resume)
+        model = dialogue.until_end()
+    shutil.rmtree(dialogue.folder, ignore_errors=True)
     return model
 
 
 class _Dialogue:
     """What a ServerApp asks for, one after another, and what came of it."""
 
-    def __init__(self, run: Run, process: OwnProcess[requests.FromApp]) -> None:
-        self._run, self._process = run, process
+    def __init__(self, run: Run, process: OwnProcess[requests.FromApp], *, resumes: bool) -> None:
+        self._run, self._process, self._resumes = run, process, resumes
         self._rounds = run.rounds()
-        self._folder = run.directory / FOLDER
         model = run.initial_model()
+        self.folder = run.path_of(model).parents[1] / FOLDER
         self._models = {model.version: model}
         self._newest = model
         self._batches: dict[int, Updates] = {}
@@ -68,17 +72,35 @@ class _Dialogue:
 
     def until_end(self) -> Model:
         """Do what is asked for until the app has ended, and return its last model."""
-        self._folder.mkdir(exist_ok=True)
+        if self.folder.exists() and not self._resumes:
+            raise ResumeRefusedError(
+                "the app's replies were not kept (app.resume = false), so the run cannot resume; "
+                "leave out --resume to start a new one"
+            )
+        self.folder.mkdir(exist_ok=True)
         path, model = self._run.path_of(self._newest), self._newest
-        start = requests.Start(model.version, str(path), model.digest, str(self._folder))
+        start = requests.Start(model.version, str(path), model.digest, str(self.folder))
         self._process.send(start)
         while True:
             request = self._process.receive()
             if isinstance(request, requests.End):
                 if request.error:
                     raise WorkflowError(request.error)
-                return self._models.get(-1 if request.model is None else request.model, model)
-            self._process.send(self._answer(request))
+                return model if request.model is None else self._models[request.model]
+            if isinstance(request, requests.Drop):
+                self._drop(request)
+            else:
+                self._process.send(self._answer(request))
+
+    def _drop(self, request: requests.Drop) -> None:
+        """Release models and answers, so that their files may go."""
+        for version in request.models:
+            self._models.pop(version, None)
+        for number in request.batches:
+            self._batches.pop(number, None)
+            self._asked.pop(number, None)
+            for path in [] if self._resumes else self.folder.glob(f"reply-{number}-*"):
+                path.unlink()
 
     def _answer(self, request: requests.FromApp) -> msgspec.Struct:
         match request:
@@ -86,11 +108,11 @@ class _Dialogue:
                 return self._send(request)
             case requests.Read(batch):
                 return requests.Answers(self._answers(batch))
-            case requests.Open(batch, site):
-                return requests.Opened(str(self._opened(batch, site)))
+            case requests.OpenUpdate(batch, site):
+                return requests.UpdatePath(str(self._opened(batch, site)))
             case requests.Store(path):
                 return self._stored(self._run.store(self._newest, Path(path)))
-            case requests.Fold():
+            case requests.FoldAnswers():
                 return self._folded(request)
             case requests.Remember(name):
                 return requests.Value(self._run.remember(name, self._computed))
@@ -142,12 +164,12 @@ class _Dialogue:
 
     def _opened(self, batch: int, site: str) -> Path:
         """Write a site's update to a file, once; the name says what it is for a replay, too."""
-        path = self._folder / f"reply-{batch}-{site}.safetensors"
+        path = self.folder / f"reply-{batch}-{site}.safetensors"
         if not path.is_file():
             self._run.save(self._update(batch, site), path)
         return path
 
-    def _folded(self, request: requests.Fold) -> msgspec.Struct:
+    def _folded(self, request: requests.FoldAnswers) -> msgspec.Struct:
         updates: Any = self._batches[request.batch]
         base = updates.training.base
         if request.sites is not None:

@@ -106,14 +106,14 @@ class Answers(msgspec.Struct, tag=True, frozen=True):
     answers: list[Answer]
 
 
-class Open(msgspec.Struct, tag=True, frozen=True):
+class OpenUpdate(msgspec.Struct, tag=True, frozen=True):
     """App: write the update of a site to a file, to be read."""
 
     batch: int
     site: str
 
 
-class Opened(msgspec.Struct, tag=True, frozen=True):
+class UpdatePath(msgspec.Struct, tag=True, frozen=True):
     """Workflow: the path of an update's file."""
 
     path: str
@@ -125,7 +125,7 @@ class Store(msgspec.Struct, tag=True, frozen=True):
     path: str
 
 
-class Fold(msgspec.Struct, tag=True, frozen=True):
+class FoldAnswers(msgspec.Struct, tag=True, frozen=True):
     """App: fold the answers to a batch into a model.
 
     Attributes:
@@ -165,6 +165,18 @@ class Remember(msgspec.Struct, tag=True, frozen=True):
     name: str
 
 
+class Drop(msgspec.Struct, tag=True, frozen=True):
+    """App: nobody refers to these any more; there is no answer.
+
+    Attributes:
+        batches: Batches.
+        models: Versions of models.
+    """
+
+    batches: list[int]
+    models: list[int]
+
+
 class Compute(msgspec.Struct, tag=True, frozen=True):
     """Workflow: nobody has computed it; do it now."""
 
@@ -202,5 +214,5 @@ class End(msgspec.Struct, tag=True, frozen=True):
     error: str = ""
 
 
-FromApp = Send | Read | Open | Store | Fold | Remember | Value | Report | End
-ToApp = Start | Answers | Opened | Stored | Compute | Value | Done | Over
+FromApp = Send | Read | OpenUpdate | Store | FoldAnswers | Drop | Remember | Value | Report | End
+ToApp = Start | Answers | UpdatePath | Stored | Compute | Value | Done | Over

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from flstream.compat.flower.client_app import ARRAYS, CONFIG
-from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, SiteUpdate
+from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, ReplyUpdate
 from flstream.compat.flower.messages import Message
 from flstream.compat.flower.records import (
     Array,
@@ -248,7 +248,7 @@ def validate_message_reply_consistency(
         found = [list(getattr(reply, attribute).values()) for reply in replies]
         if any(len(records) != 1 for records in found):
             raise InconsistentMessageReplies(f"each reply has to have one {kind}")
-        is_update = all(isinstance(getattr(each[0], "origin", None), SiteUpdate) for each in found)
+        is_update = all(isinstance(getattr(each[0], "origin", None), ReplyUpdate) for each in found)
         if not is_update and len({frozenset(records[0]) for records in found}) > 1:
             raise InconsistentMessageReplies(f"the {kind}s of replies have different names")
     if any(
@@ -388,15 +388,15 @@ class FedAvg(Strategy):
         if not is_unseen or self._combination() is not None:
             return None
         assert isinstance(replies, Replies)
-        is_one = len(replies.batches) == 1 and replies.weighted_by == self.weighted_by_key
-        if not is_one:
+        by_key = {batch.weighted_by for batch in replies.batches} == {self.weighted_by_key}
+        if len(replies.batches) != 1 or not by_key:
             return None
         return replies.grid.fold(replies.batches[0], step=self._step(server_round))
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
         origins = [next(iter(content.array_records.values())).origin for content in contents]
-        updates = [origin for origin in origins if isinstance(origin, SiteUpdate)]
+        updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
         step, combine = self._step(server_round), self._combination()
         if len(updates) < len(origins) or len({update.batch for update in updates}) > 1:
             if step or combine:
@@ -407,7 +407,7 @@ class FedAvg(Strategy):
             return aggregate_arrayrecords(contents, self.weighted_by_key)
         sites, first = [update.site for update in updates], updates[0]
         weights = None
-        if not combine and first.weighted_by != self.weighted_by_key:  # which sites know else
+        if not combine and first.batch.weighted_by != self.weighted_by_key:  # which sites know else
             weights = _weights(contents, self.weighted_by_key)
         return first.grid.fold(first.batch, sites, weights, step=step, combine=combine)
 
