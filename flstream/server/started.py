@@ -58,6 +58,9 @@ class StartedTrainings:
         # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
         self._open: set[str] = set()
+        # Tasks of small trainings that workers have: a worker that is free gets what has come up
+        # while it was not, as one task.
+        self._at_work: list[TaskRun] = []
         # Sites that are over before the late tensors are there which decide when they were.
         self._early: set[str] = set()
         # Sites whose answers have come, in their order; by the virtual clock, that of their times.
@@ -78,7 +81,7 @@ class StartedTrainings:
         On the virtual clock, small ones are given together.
 
         Args:
-            at_once: Whether nothing may wait for others.
+            at_once: Whether a worker that is free gets those that there are.
         """
         store = self._state.update_store
         while self._waiting:
@@ -104,11 +107,20 @@ class StartedTrainings:
             if len(group.trainings) >= group.most or not training.clocks:
                 self._hand_out_small(self._small.pop(alike))
         if at_once:
-            while self._small:
-                self._hand_out_small(self._small.popitem()[1])
+            while self._small and self._has_free_worker:
+                self._hand_out_small(self._small.pop(next(iter(self._small))))
+
+    @property
+    def _has_free_worker(self) -> bool:
+        """Whether a worker has no task of small trainings."""
+        self._at_work = [
+            run for run in self._at_work if run.collector.settled < len(run.collector.cohort)
+        ]
+        return len(self._at_work) < max(len(self._state.context.pool.names), 1)
 
     def _hand_out_small(self, group: SmallTrainings) -> None:
         run = self._state.update_store.begin_small(group.trainings)
+        self._at_work.append(run)
         self._hand_out(group.trainings, run, own=False)
 
     def _hand_out(self, group: Sequence[SiteTraining], run: TaskRun, *, own: bool) -> None:
@@ -203,6 +215,7 @@ class StartedTrainings:
         events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
         is_over = False
         while (site := self._next_site(limit)) is None and not is_over:
+            self.give()
             has_moved = next(events)
             picture.emit_snapshot(at_once=not has_moved)
             is_over = self._is_over(limit)
@@ -245,6 +258,7 @@ class StartedTrainings:
         self._early.clear()
         self._waiting.clear()
         self._small.clear()
+        self._at_work.clear()
         self._simulated = AnswerQueue()
 
     def take(self, site: str) -> SiteTraining:
