@@ -218,7 +218,8 @@ class _Follower:
         channel: MessageChannel[AnyEvent] = MessageChannel(events, "the server", AnyEvent)
         try:
             while self._history.status == "running":
-                host.attend(events.fileno())
+                if not channel.has_input():
+                    host.attend(events.fileno())
                 self._take(channel.receive(abort=stop))
         except AbortedError:
             self._stop(events, channel)
