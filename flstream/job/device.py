@@ -72,6 +72,12 @@ def exact(number: float) -> Fraction:
     return Fraction(Decimal(repr(float(number))))  # twice as fast as of text
 
 
+@lru_cache(1024)
+def product(first: float, second: float) -> Fraction:
+    """Return the product of the decimal numbers that two floats are written as."""
+    return exact(first) * exact(second)
+
+
 def _transfer(nbytes: int, rate: float | None) -> int:
     if rate is None:
         return 0
