@@ -13,6 +13,7 @@ from flstream.transport.channel import AbortSignal, Channel, Deadline
 _LENGTH_BYTES = 4
 # Metrics and tracebacks are small; a message near this limit is a mistake.
 _MAX_BYTES = 16 << 20
+# Most bytes that are received in one call, of however many messages.
 _ROOM_BYTES = 8 << 10
 # Errors of msgspec for bytes that are not a message: for text that is not UTF-8 and for deeply
 # nested arrays, it raises Python's own.
@@ -39,7 +40,6 @@ class MessageChannel(Generic[MessageT]):
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
         # What has come with the messages before: many small ones come in one call.
         self._arrived = bytearray()
-        self._room = memoryview(bytearray(_ROOM_BYTES))
 
     def has_input(self, seconds: float = 0.0) -> bool:
         """Wait ``seconds`` at most; return whether there is input, or the end."""
@@ -84,8 +84,8 @@ class MessageChannel(Generic[MessageT]):
     def _take(self, size: int, deadline: Deadline, abort: AbortSignal | None) -> bytearray:
         arrived = self._arrived
         while len(arrived) < size:
-            count = self._channel.receive_any([self._room], deadline, abort)
-            arrived += self._room[:count]
+            room = memoryview(bytearray(_ROOM_BYTES))
+            arrived += room[: self._channel.receive_any([room], deadline, abort)]
         taken = arrived[:size]
         del arrived[:size]
         return taken
