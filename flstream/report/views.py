@@ -12,7 +12,7 @@ from flstream.report.metric_axes import seconds_to_best, simulated_seconds
 from flstream.report.metrics import Metric, last_values, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
-from flstream.report.text import clip, counted, format_epsilon, pieces
+from flstream.report.text import clip, counted, format_date, format_epsilon, pieces
 from flstream.runs.history import PHASES, SiteRecord
 from flstream.runs.simulated_times import SimulatedTimes, SiteTimes
 from flstream.runs.summary import RoundSummary, Summary
@@ -237,7 +237,12 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
     """Return the table of all runs of a folder, whose names link their pages."""
-    return Table.of(Column("run", "link"), zip(links, runs, strict=True), _RUN_COLUMNS)
+    columns = [*_RUN_COLUMNS, Column("begun", "name", 3, _begun)]
+    return Table.of(Column("run", "link"), zip(links, runs, strict=True), columns)
+
+
+def _begun(run: RunRecord) -> str | None:
+    return format_date(run.begun) if run.begun else None
 
 
 def comparison_table(
