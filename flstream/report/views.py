@@ -122,9 +122,14 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
     rows = list(table.rows)
     if len(clients) > most:
         rows.insert(-1, Gap(len(clients) - largest))
-    if summary.memory.group_peak:
-        peaks = {"process": "all, with cached files", "peak RSS": summary.memory.group_peak}
-        rows.append(Row([peaks.get(column.head) for column in table.columns]))
+    group = summary.memory
+    for what, peak in (
+        ("all, without cached files", group.group_peak_anonymous),
+        ("all, with cached files", group.group_peak),
+    ):
+        if peak:
+            peaks = {"process": what, "peak RSS": peak}
+            rows.append(Row([peaks.get(column.head) for column in table.columns]))
     return replace(table, rows=rows)
 
 
@@ -285,7 +290,7 @@ _COST_COLUMNS = [
     Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
     Column("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
     Column("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
-    Column("their group", "bytes", 5, lambda run: run.summary.memory.group_peak or None),
+    Column("their group", "bytes", 5, lambda it: it.summary.memory.group_peak_anonymous or None),
     Column("down", "bytes", 4, "summary.transfer.down.bytes"),
     Column("up", "bytes", 4, "summary.transfer.up.bytes"),
     Column("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),
