@@ -206,7 +206,7 @@ class _Follower:
         self._group, self._kills = group, (kills := LimitKills())
 
         def watch() -> None:
-            group.peak()
+            group.sample()
             kills.forget_old()  # those of sites, which the server has told of
 
         self._sampler.on_tick = watch
@@ -250,6 +250,7 @@ class _Follower:
             dict(self._sampler.nodes) or UNSET,
             peaks.get(EVALUATOR, UNSET),
             UNSET if self._group is None else self._group.peak(),
+            UNSET if self._group is None else self._group.peak_anonymous,
         )
         return summary
 
