@@ -137,7 +137,9 @@ def files(folder: Path, scale: int, size: int, sites: int, limit: int) -> Iterat
     )
     what = f"{size // scale / GIB:g} GiB x {sites} in files"
     memory, model = done.summary.memory, done.summary.model.bytes
-    if isinstance(memory.group_peak, int):
+    if isinstance(memory.group_peak, int) and isinstance(memory.group_peak_anonymous, int):
+        own = memory.group_peak_anonymous
+        yield Row(f"all processes, {what}", own, "bytes", limit, "the limit", most=1)
         yield Row(f"all processes and cached pages, {what}", memory.group_peak, "bytes", limit)
     yield Row(f"server over idle, {what}", memory.server.over_idle, "bytes", 64 * MIB, most=1)
     site = max(process.over_idle for process in memory.clients.values())

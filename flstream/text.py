@@ -16,6 +16,8 @@ MOST_OF_AN_ERROR = 1000
 MOST_ON_A_LINE = 4000
 """Characters of a line that is printed."""
 
+# A whole number, or after an equals sign one with sign, decimals and exponent.
+_NUMBER = re.compile(r"(?<==)-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?(?=[,/]|$)|[0-9]+")
 # Characters of a peer's text that are shown.
 _MOST_SHOWN = 2000
 # Replacement of the middle of a text that is too long.
@@ -56,10 +58,16 @@ def error_text(error: OSError) -> str:
     return f"{about}{error.strerror or error}"
 
 
-def natural_key(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names as people do: ``site-2`` before ``site-10``."""
-    parts = re.split(r"([0-9]+)", name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts if part]
+def natural_key(name: str) -> list[tuple[bool, float, str]]:
+    """Return a key that sorts names as people do: ``site-2`` before ``site-10``.
+
+    The value of ``lr=0.03`` is one number, so it comes before ``lr=0.1``.
+    """
+    key, end = [], 0
+    for number in _NUMBER.finditer(name):
+        key += [(False, 0.0, name[end : number.start()]), (True, float(number[0]), "")]
+        end = number.end()
+    return [*key, (False, 0.0, name[end:])]
 
 
 def brief_names(names: Sequence[str], most: int = 6) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.text import printable, quotable, shortened
+from flstream.text import natural_key, printable, quotable, shortened
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,10 @@ def test_what_is_quoted_is_printable_and_no_longer_than_it_may_be(text):
     assert len(quotable(text, 20)) <= 20
     assert quotable(text, 20).isprintable()
     assert printable(text).isprintable()
+
+
+def test_names_sort_by_their_numbers_and_those_of_settings_by_their_values():
+    names = ["site-2", "site-10", "site-a", "v1.9", "v1.10"]
+    assert sorted({*names}, key=natural_key) == names
+    values = ["lr=-2", "lr=1e-05", "lr=0.03", "lr=0.1,seed=9", "lr=0.1,seed=10", "lr=2", "lr=10/a"]
+    assert sorted({*values}, key=natural_key) == values

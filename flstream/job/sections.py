@@ -103,7 +103,10 @@ class ClientsSection(Section):
     """How long a client may take for its task (duration), after which it has failed."""
 
     wait_after_min: Seconds | None = None
-    """How long the rest is waited for once min_updates have come (duration); null is to the end."""
+    """How long a round waits for further updates once it has min_updates (duration).
+
+    null is until every client has answered or failed.
+    """
 
     suspend_after: Annotated[Whole, Field(ge=0)] = 2
     """After how many failures in a row a client is asked no more; 0 is never."""

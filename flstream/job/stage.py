@@ -48,9 +48,10 @@ class WorkflowArgs(Section):
 
     task: sites are asked to evaluate the new global model. received: metrics that come with an
     update score the model that the site had received, as in NVFlare. So nothing is sent or trained
-    twice, the best model may be the initial one, and the last one has no score. auto is task for
-    sites whose code asks in its first task which kind of task it has (is_evaluate, is_train,
-    get_task_name, a decorator evaluate, or a learner's method evaluate); received if none asks.
+    twice, the best model may be the initial one, and the final model gets no score, since no site
+    receives it. auto is task for sites whose code asks in its first task which kind of task it has
+    (is_evaluate, is_train, get_task_name, a decorator evaluate, or a learner's method evaluate);
+    received if none asks.
     """
 
     evaluate_every: Annotated[Whole, Field(ge=0)] = 1

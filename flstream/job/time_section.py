@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from flstream.job.device import exact
+from flstream.job.device import exact, product
 from flstream.job.fields import Count, Real, Seconds, Section, in_unit
 from flstream.job.problems import Problem, RefusedValueError
 from flstream.units import format_seconds_exact, parse_seconds
@@ -51,7 +51,7 @@ class TimeSection(Section):
 
     def seconds_of(self, units: float) -> Fraction:
         """Return the seconds of so many examples or units on a device of speed 1."""
-        return exact(units) * exact(self.seconds_per_example)
+        return product(units, self.seconds_per_example)
 
 
 class RoundEnd(NamedTuple):

@@ -26,7 +26,7 @@ from flstream.report.metrics import UNSCORED, last_values, metrics_of
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.site_errors import error_lists
 from flstream.report.table import Link, format_cell
-from flstream.report.text import counted, format_epsilon, format_metric, path_labels
+from flstream.report.text import counted, format_date, format_epsilon, format_metric, path_labels
 from flstream.report.timeline import timeline
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
@@ -111,7 +111,7 @@ def write_index(folder: Path, output: Path | None = None) -> Path:
         UsageError: There is no run below the folder, or an existing file is not a page of flstream.
         SimulationError: A page cannot be written.
     """
-    runs, links = runs_below(folder), []
+    runs, links = newest_first(runs_below(folder)), []
     path = output or folder / "index.html"
     _check_replaceable(path)
     for run in runs:
@@ -144,6 +144,16 @@ def runs_below(folder: Path) -> list[RunRecord]:
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
     return [read_run(folder / events.parent, is_one_of_many=True) for events in journals]
+
+
+def newest_first(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Sort runs by when they began, the newest first; those of a sweep stay together, by name."""
+    groups: dict[Path, list[RunRecord]] = {}
+    for run in runs:
+        is_of_sweep = run.path.with_name("sweep.json").exists()
+        groups.setdefault(run.path.parent if is_of_sweep else run.path, []).append(run)
+    newest = sorted(groups.values(), key=lambda group: -max(run.begun for run in group))
+    return [run for group in newest for run in group]
 
 
 class PageRun(NamedTuple):
@@ -298,11 +308,6 @@ def _render(template: str, *, is_running: bool, **context: Any) -> str:
             made=time.strftime("%Y-%m-%d at %H:%M:%S UTC", time.gmtime()),
         )
     )
-
-
-def format_date(seconds: float) -> str:
-    """Format a time in seconds since the epoch: ``2026-01-31 12:00 UTC``."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 @cache

@@ -115,6 +115,11 @@ class RunRecord:
         """Name of the job, or without one of the folder."""
         return self.summary.job or self.path.name
 
+    @property
+    def begun(self) -> float:
+        """When the run began, in seconds since the epoch; 0 where no event says so."""
+        return self.history.sittings[0][0] if self.history.sittings else 0.0
+
     @cached_property
     def values(self) -> Mapping[str, str]:
         """Values of the settings, as HOCON."""

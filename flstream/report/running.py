@@ -165,9 +165,9 @@ def print_result(console: Console, summary: Summary, run: RunDirectory) -> None:
     if summary.memory.peak_total_pss:
         total = format_bytes(summary.memory.peak_total_pss)
         console.print(f"All processes together, shared pages counted once: at most {total}.")
-    if summary.memory.group_peak:
-        peak, limit = format_bytes(summary.memory.group_peak), summary.settings["memory_limit"]
-        console.print(f"Their group, with cached files: at most {peak}, of {limit} (memory_limit).")
+    if own := summary.memory.group_peak_anonymous:
+        words = f"at most {format_bytes(own)}, of {summary.settings['memory_limit']}"
+        console.print(f"Their group, without cached files: {words} (memory_limit).")
     print_tables(console, views.nodes_table(summary))
     if summary.failures:
         _print_failures(console, summary.failures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -77,6 +78,11 @@ def format_clock(seconds: float) -> str:
     """Format elapsed seconds as hours, minutes and seconds: ``00:04:10``."""
     minutes, rest = divmod(max(int(seconds), 0), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
+def format_date(seconds: float) -> str:
+    """Format a time in seconds since the epoch: ``2026-01-31 12:00 UTC``."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from flstream.report.metric_axes import seconds_to_best, simulated_seconds
 from flstream.report.metrics import Metric, last_values, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
-from flstream.report.text import clip, counted, format_epsilon, pieces
+from flstream.report.text import clip, counted, format_date, format_epsilon, pieces
 from flstream.runs.history import PHASES, SiteRecord
 from flstream.runs.simulated_times import SimulatedTimes, SiteTimes
 from flstream.runs.summary import RoundSummary, Summary
@@ -122,9 +122,14 @@ def memory_table(summary: Summary, most: int = 16, largest: int = 3) -> Table:
     rows = list(table.rows)
     if len(clients) > most:
         rows.insert(-1, Gap(len(clients) - largest))
-    if summary.memory.group_peak:
-        peaks = {"process": "all, with cached files", "peak RSS": summary.memory.group_peak}
-        rows.append(Row([peaks.get(column.head) for column in table.columns]))
+    group = summary.memory
+    for what, peak in (
+        ("all, without cached files", group.group_peak_anonymous),
+        ("all, with cached files", group.group_peak),
+    ):
+        if peak:
+            peaks = {"process": what, "peak RSS": peak}
+            rows.append(Row([peaks.get(column.head) for column in table.columns]))
     return replace(table, rows=rows)
 
 
@@ -237,7 +242,12 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
 
 def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
     """Return the table of all runs of a folder, whose names link their pages."""
-    return Table.of(Column("run", "link"), zip(links, runs, strict=True), _RUN_COLUMNS)
+    columns = [*_RUN_COLUMNS, Column("begun", "name", 3, _begun)]
+    return Table.of(Column("run", "link"), zip(links, runs, strict=True), columns)
+
+
+def _begun(run: RunRecord) -> str | None:
+    return format_date(run.begun) if run.begun else None
 
 
 def comparison_table(
@@ -280,7 +290,7 @@ _COST_COLUMNS = [
     Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
     Column("largest client over idle", "bytes", 4, "summary.memory.largest_client"),
     Column("all processes (PSS)", "bytes", 4, "summary.memory.peak_total_pss"),
-    Column("their group", "bytes", 5, lambda run: run.summary.memory.group_peak or None),
+    Column("their group", "bytes", 5, lambda it: it.summary.memory.group_peak_anonymous or None),
     Column("down", "bytes", 4, "summary.transfer.down.bytes"),
     Column("up", "bytes", 4, "summary.transfer.up.bytes"),
     Column("model digest", "name", 5, lambda run: run.summary.model.digest[:12] or None),

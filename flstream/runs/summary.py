@@ -153,7 +153,10 @@ class MemorySummary(msgspec.Struct):
         nodes: All processes of each node of a cluster at one time; absent where all processes are
             on one machine.
         group_peak: The control group of all processes (``memory_limit``), with the cached pages of
-            files that the kernel charges to it; absent without a limit.
+            files that the kernel charges to it, and drops as the limit comes near; absent without
+            a limit.
+        group_peak_anonymous: The highest sample of the group's memory without these pages, which
+            is what has to fit the limit; absent without one.
     """
 
     server: ProcessMemory = msgspec.field(default_factory=ProcessMemory)
@@ -162,6 +165,7 @@ class MemorySummary(msgspec.Struct):
     nodes: dict[str, int] | UnsetType = UNSET
     evaluator: ProcessMemory | UnsetType = UNSET
     group_peak: int | UnsetType = UNSET
+    group_peak_anonymous: int | UnsetType = UNSET
 
     @property
     def largest_client(self) -> int:

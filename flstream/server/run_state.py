@@ -105,7 +105,8 @@ class RunState:
         """Sites to send an evaluation, where one is due."""
         if self.context.job.is_scored_centrally and self.asked.source == "auto":
             return []
-        return self.asked.evaluators(self.sites)
+        # Without going over the fleet in each round where nobody is asked.
+        return [] if self.asked.is_received else self.asked.evaluators(self.sites)
 
     def program_line(self) -> int | None:
         """Line of the workflow's file that is being run; None if that is not known."""

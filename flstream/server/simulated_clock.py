@@ -7,7 +7,6 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from flstream.job import Job
@@ -125,7 +124,7 @@ class SiteClock:
         # When it is over at the latest; None before the site is sent anything.
         self._last: SiteTime | None = None
 
-    @cached_property
+    @property
     def _device(self) -> SiteDevice:
         return self._device_of(self._task.site)
 

@@ -25,10 +25,10 @@ _END_SECONDS = 10.0
 
 
 class SmallTrainings(NamedTuple):
-    """Small trainings alike that a worker is to have in one task.
+    """Small trainings alike that workers are to have, several in one task.
 
     Attributes:
-        most: How many it may have at most.
+        most: How many a worker need not wait for others with.
         bytes_down: Bytes of the model that each site is sent.
         trainings: Those that were started.
     """
@@ -58,6 +58,8 @@ class StartedTrainings:
         # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
         self._open: set[str] = set()
+        # Tasks of small trainings that workers have: one that is free gets what has come up since.
+        self._at_work: set[TaskRun] = set()
         # Sites that are over before the late tensors are there which decide when they were.
         self._early: set[str] = set()
         # Sites whose answers have come, in their order; by the virtual clock, that of their times.
@@ -78,7 +80,7 @@ class StartedTrainings:
         On the virtual clock, small ones are given together.
 
         Args:
-            at_once: Whether nothing may wait for others.
+            at_once: Whether a worker that is free gets those that there are.
         """
         store = self._state.update_store
         while self._waiting:
@@ -101,15 +103,27 @@ class StartedTrainings:
                 training.clocks[site].arrive(group.bytes_down)
                 self._expect(training)
             group.trainings.append(training)
-            if len(group.trainings) >= group.most or not training.clocks:
-                self._hand_out_small(self._small.pop(alike))
-        if at_once:
-            while self._small:
-                self._hand_out_small(self._small.popitem()[1])
+            is_full = len(group.trainings) >= group.most
+            if not training.clocks or (is_full and self._has_free_worker):
+                self._hand_out_small(alike)
+        while at_once and self._small and self._has_free_worker:
+            self._hand_out_small(next(iter(self._small)))
 
-    def _hand_out_small(self, group: SmallTrainings) -> None:
-        run = self._state.update_store.begin_small(group.trainings)
-        self._hand_out(group.trainings, run, own=False)
+    @property
+    def _has_free_worker(self) -> bool:
+        """Whether there is a worker without a task of small trainings."""
+        return len(self._at_work) < max(len(self._state.context.pool.names), 1)
+
+    def _hand_out_small(self, alike: object) -> None:
+        """Give a worker small trainings that are alike, those that have waited longest."""
+        store, waiting = self._state.update_store, self._small[alike].trainings
+        most = store.small_batch(waiting[0], len(self.in_flight))
+        group, self._small[alike].trainings[:] = waiting[:most], waiting[most:]
+        if not waiting:
+            del self._small[alike]
+        run = store.begin_small(group)
+        self._at_work.add(run)
+        self._hand_out(group, run, own=False)
 
     def _hand_out(self, group: Sequence[SiteTraining], run: TaskRun, *, own: bool) -> None:
         """Give a worker trainings as one task, without those whose sites never train."""
@@ -203,6 +217,7 @@ class StartedTrainings:
         events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
         is_over = False
         while (site := self._next_site(limit)) is None and not is_over:
+            self.give()
             has_moved = next(events)
             picture.emit_snapshot(at_once=not has_moved)
             is_over = self._is_over(limit)
@@ -245,6 +260,7 @@ class StartedTrainings:
         self._early.clear()
         self._waiting.clear()
         self._small.clear()
+        self._at_work.clear()
         self._simulated = AnswerQueue()
 
     def take(self, site: str) -> SiteTraining:
@@ -281,6 +297,8 @@ class StartedTrainings:
             if is_open and run.collector.is_settled(site):
                 self._open.discard(site)
                 self._settle(site)
+        if run.collector.settled == len(run.collector.cohort):
+            self._at_work.discard(run)
 
     def lose(self, lost: SiteLost) -> None:
         """Record that a site has failed, unless its training was cancelled."""

@@ -222,15 +222,19 @@ class WorkerPool:
         report_at = monotonic() + REPORT_SECONDS
         try:
             while running:
-                with suppress(Empty):
-                    with waiting():
-                        item = queue.get(timeout=max(report_at - monotonic(), 0.0))
+                items = list[Callback | Future[None]]()
+                with suppress(Empty), waiting():
+                    items.append(queue.get(timeout=max(report_at - monotonic(), 0.0)))
+                # What else has come by now counts as one event with it, which costs less.
+                items += [queue.get() for _ in range(queue.qsize())]
+                for item in items:
                     if isinstance(item, Future):
                         item.result()
                         running -= 1
                     else:
                         item()
-                        yield True
+                if items:
+                    yield True
                 if monotonic() >= report_at:
                     report_at = monotonic() + REPORT_SECONDS
                     yield False

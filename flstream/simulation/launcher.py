@@ -206,7 +206,7 @@ class _Follower:
         self._group, self._kills = group, (kills := LimitKills())
 
         def watch() -> None:
-            group.peak()
+            group.sample()
             kills.forget_old()  # those of sites, which the server has told of
 
         self._sampler.on_tick = watch
@@ -218,7 +218,8 @@ class _Follower:
         channel: MessageChannel[AnyEvent] = MessageChannel(events, "the server", AnyEvent)
         try:
             while self._history.status == "running":
-                host.attend(events.fileno())
+                if not channel.has_input():
+                    host.attend(events.fileno())
                 self._take(channel.receive(abort=stop))
         except AbortedError:
             self._stop(events, channel)
@@ -249,6 +250,7 @@ class _Follower:
             dict(self._sampler.nodes) or UNSET,
             peaks.get(EVALUATOR, UNSET),
             UNSET if self._group is None else self._group.peak(),
+            UNSET if self._group is None else self._group.peak_anonymous,
         )
         return summary
 

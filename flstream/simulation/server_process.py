@@ -143,7 +143,8 @@ class Reporter:
             if recorded:
                 self._log.write(*recorded, durable=any(map(_is_synced, recorded)))
             try:
-                self._launcher.send(*map(_for_launcher, events), timeout=None)
+                for_launcher = [_for_launcher(event) for event in events if not _is_unsynced(event)]
+                self._launcher.send(*for_launcher, timeout=None)
             except ChannelClosedError as error:
                 raise AbortedError("the launcher is gone") from error
 
@@ -362,7 +363,11 @@ def _for_launcher(event: AnyEvent) -> AnyEvent:
     return event
 
 
+def _is_unsynced(event: AnyEvent) -> bool:
+    """Return whether an event is of an effect that makes no model, which only the journal keeps."""
+    return isinstance(event, EffectDone) and event.name in UNSYNCED
+
+
 def _is_synced(event: AnyEvent) -> bool:
     """Return whether a run may resume from an event, which has to survive a power cut."""
-    is_effect = isinstance(event, EffectDone) and event.name not in UNSYNCED
-    return is_effect or isinstance(event, ModelReady)
+    return isinstance(event, EffectDone | ModelReady) and not _is_unsynced(event)

@@ -103,8 +103,13 @@ def _set_aside_other(job: Job, path: Path) -> None:
     try:
         check_same_job(job, run)
     except UsageError:
-        number = 1
-        while (aside := path.parent / ".failed" / f"{path.name}-{number}").exists():
-            number += 1
-        aside.parent.mkdir(exist_ok=True)
-        path.rename(aside)
+        set_aside(path)
+
+
+def set_aside(path: Path) -> None:
+    """Rename the folder of a run ``.failed/<name>-<number>``."""
+    number = 1
+    while (aside := path.parent / ".failed" / f"{path.name}-{number}").exists():
+        number += 1
+    aside.parent.mkdir(exist_ok=True)
+    path.rename(aside)

@@ -87,11 +87,17 @@ class SweepRecord(msgspec.Struct):
                 "command again"
             ) from error
 
-    def take_over(self, path: Path) -> None:
+    def take_over(self, path: Path) -> list[str]:
         """Take what is known of this sweep's points from its ``sweep.json``, if there is one.
 
+        Another sweep's gives way to this one where all that its runs did was to fail before their
+        first round, as after a mistake in the command.
+
+        Returns:
+            The names of that one's runs that this sweep lacks.
+
         Raises:
-            UsageError: The file is damaged, or of another sweep.
+            UsageError: The file is damaged, or of another sweep that has runs to keep.
         """
         try:
             before = msgspec.json.decode(path.read_bytes(), type=SweepRecord)
@@ -101,7 +107,7 @@ class SweepRecord(msgspec.Struct):
                     f"{path.parent} is not empty, and has no sweep.json; name a new folder with "
                     "--run-dir"
                 ) from None
-            return
+            return []
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
                 f"{path} cannot be read: {error}; name another folder with --run-dir"
@@ -110,13 +116,17 @@ class SweepRecord(msgspec.Struct):
         known = {_identity(point): point for point in before.points}
         own = {_identity(point) for point in self.points}
         gone = [point.name for identity, point in known.items() if identity not in own]
+        has_runs = any(
+            point.rounds or (point.status != "failed" and (path.parent / point.name).exists())
+            for point in before.points
+        )
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),
             (before.prune != self.prune, "with another --prune"),
             (bool(gone), f"with the point {gone[0] if gone else ''}, which this one lacks"),
             (self.prune and len(known) < len(own), "of fewer points, which --prune compares"),
         ):
-            if is_other:
+            if is_other and has_runs:
                 raise UsageError(
                     f"{path.parent} has a sweep {what}; name another folder with --run-dir"
                 )
@@ -130,6 +140,7 @@ class SweepRecord(msgspec.Struct):
                 number += 1
                 point.name = f"{name},{number}"
             taken.add(point.name)
+        return gone
 
 
 def _identity(point: PointRecord) -> bytes:

@@ -47,12 +47,17 @@ class _Files(NamedTuple):
     usage: str
     peak: str
     events: str
+    kept: tuple[str, str]  # in memory.stat: what the kernel cannot drop for want of swap
 
 
-_V2 = _Files("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events")
+_V2 = _Files(
+    *("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events"),
+    ("anon", "shmem"),
+)
 _V1 = _Files(
     *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"),
     *("memory.max_usage_in_bytes", "memory.oom_control"),
+    ("total_rss", "total_shmem"),
 )
 
 
@@ -76,7 +81,10 @@ class MemoryGroup:
         owner: Pid of the process that has entered it first.
         limit: Limit in bytes.
         path: Its folder.
+        peak_anonymous: Highest sample of its anonymous and shared memory, without cached files.
     """
+
+    peak_anonymous = 0
 
     def __init__(self, variable: str) -> None:
         owner, limit, home, path = variable.split("\n")
@@ -94,6 +102,14 @@ class MemoryGroup:
             name = self._files.peak if self._has_peak() else self._files.usage
             self._highest = max(self._highest, int((self.path / name).read_text()))
         return self._highest
+
+    def sample(self) -> None:
+        """Read the memory of the group, and keep the highest of what was read."""
+        self.peak()
+        with suppress(OSError):
+            stat = dict(map(str.split, (self.path / "memory.stat").read_text().splitlines()))
+            anonymous = sum(int(stat.get(name, 0)) for name in self._files.kept)
+            self.peak_anonymous = max(self.peak_anonymous, anonymous)
 
     def counts(self) -> KillCounts:
         """Return what the kernel has counted since the group was made; shortages from this on."""

@@ -223,11 +223,16 @@ class Channel:
         """Fill the views, waiting for the peer."""
         buffers = [view for view in views if len(view)]
         while buffers:
-            count = self.receive_some(buffers)
-            if count:
-                buffers = advance(buffers, count)
-            elif not self.wait(deadline, *filter(None, [abort])):
+            buffers = advance(buffers, self.receive_any(buffers, deadline, abort))
+
+    def receive_any(
+        self, views: Sequence[memoryview], deadline: Deadline, abort: AbortSignal | None = None
+    ) -> int:
+        """Receive arrived bytes, waiting for the peer if there are none; return their count."""
+        while not (count := self.receive_some(views)):
+            if not self.wait(deadline, *filter(None, [abort])):
                 raise DeadlineError(f"{self.peer} did not answer in the time it was given")
+        return count
 
     def wait(
         self,

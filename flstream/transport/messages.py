@@ -13,6 +13,8 @@ from flstream.transport.channel import AbortSignal, Channel, Deadline
 _LENGTH_BYTES = 4
 # Metrics and tracebacks are small; a message near this limit is a mistake.
 _MAX_BYTES = 16 << 20
+# Most bytes that are received in one call, of however many messages.
+_ROOM_BYTES = 8 << 10
 # Errors of msgspec for bytes that are not a message: for text that is not UTF-8 and for deeply
 # nested arrays, it raises Python's own.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -36,10 +38,12 @@ class MessageChannel(Generic[MessageT]):
     def __init__(self, sock: socket.socket, peer: str, kinds: Any) -> None:
         self._channel = Channel(sock, peer)
         self._decoder: msgspec.msgpack.Decoder[MessageT] = msgspec.msgpack.Decoder(kinds)
+        # What has come with the messages before: many small ones come in one call.
+        self._arrived = bytearray()
 
     def has_input(self, seconds: float = 0.0) -> bool:
         """Wait ``seconds`` at most; return whether there is input, or the end."""
-        return self._channel.wait(Deadline(seconds))
+        return bool(self._arrived) or self._channel.wait(Deadline(seconds))
 
     def send(self, *messages: msgspec.Struct, timeout: float | None = PATIENCE) -> None:
         """Send messages, all at once.
@@ -68,17 +72,23 @@ class MessageChannel(Generic[MessageT]):
             StreamingError: The peer is gone, is silent for too long, or sent something else.
         """
         deadline, peer = Deadline(timeout), self._channel.peer
-        length = bytearray(_LENGTH_BYTES)
-        self._channel.receive([memoryview(length)], deadline, abort)
-        size = int.from_bytes(length, "little")
+        size = int.from_bytes(self._take(_LENGTH_BYTES, deadline, abort), "little")
         if size > _MAX_BYTES:
             raise ProtocolError(f"{peer} sent a message of {size} bytes; {_MAX_BYTES} is most")
-        payload = bytearray(size)
-        self._channel.receive([memoryview(payload)], deadline, abort)
+        payload = self._take(size, deadline, abort)
         try:
             return self._decoder.decode(payload)
         except UNREADABLE as error:
             raise ProtocolError(f"{peer} sent an unreadable message: {error}") from error
+
+    def _take(self, size: int, deadline: Deadline, abort: AbortSignal | None) -> bytearray:
+        arrived = self._arrived
+        while len(arrived) < size:
+            room = memoryview(bytearray(_ROOM_BYTES))
+            arrived += room[: self._channel.receive_any([room], deadline, abort)]
+        taken = arrived[:size]
+        del arrived[:size]
+        return taken
 
     def close(self) -> None:
         """Close the channel."""

@@ -80,7 +80,7 @@ def test_runs_are_listed_with_how_to_resume_them(flstream_here, write_job, tmp_p
     summary.write_text(summary.read_text().replace('"finished"', '"stopped"'))
     done = flstream_here("runs", "all")
     assert done.returncode == 0
-    one, two, *_ = [line for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
+    two, one, *_ = [line for line in done.stdout.splitlines() if line.startswith(("one", "two"))]
     assert "finished" in one
     assert "stopped" in two
     assert "flstream simulate all/two --run-dir all/two --resume" in done.stdout

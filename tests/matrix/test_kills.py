@@ -5,6 +5,7 @@ kind go through its rows in turn. A tenth of them, drawn by the hash of flstream
 `make test-nightly` runs all of them.
 """
 
+import random
 import re
 
 import pytest
@@ -20,6 +21,8 @@ from flstream.telemetry.halts import POINTS
 
 ENGINES = ("inline", "local")
 """Where the run resumes, having been killed in processes of its own."""
+HALF = "half"
+"""The point at which the rows' training code halts in the midst of a training."""
 TIMES = {"first": dict.fromkeys(POINTS, 1)}
 TIMES["later"] = {"training": 6, "record": 2, "rename": 3, "fold": 2, "evaluation": 6}
 OURS = re.compile(
@@ -90,6 +93,31 @@ def test_a_killed_run_resumes_to_the_bits_of_the_table(case, tmp_path, fork_serv
     assert resumed == recorded(f"{row}, {size}")
     files = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     assert [name for name in files if not OURS.fullmatch(name)] == []
+
+
+def instants(row):
+    """Twenty kills of a row at points drawn by its name: half of them in the midst of a training.
+
+    There, a model's file is half written, the base is mapped, or the moments are of one step.
+    """
+    chance, most = random.Random(row), {**TIMES["later"], "end": 1, HALF: 12}
+    for number in range(20):
+        point = HALF if number % 2 else chance.choice(list(POINTS))
+        size = chance.choice(["tiny", "middle", "large"])
+        yield row, size, point, chance.randint(1, most[point]), chance.choice(VICTIMS)
+
+
+@pytest.mark.kills
+@pytest.mark.parametrize(
+    "case",
+    drawn([case for row in ("files", "base", "offloaded") for case in instants(row)], 10, 0),
+    ids=lambda case: ", ".join(map(str, case)),
+)
+def test_a_run_that_keeps_files_at_its_sites_is_killed_at_any_instant(case, tmp_path, fork_server):
+    row, size, point, time, victim = case
+    overrides = overrides_of(row, size, WORKERS)
+    assert run_killed(tmp_path / "run", overrides, point, time, victim), "it never came there"
+    assert run(tmp_path / "run", overrides, resume=True) == recorded(f"{row}, {size}")
 
 
 @pytest.mark.kills

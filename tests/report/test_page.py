@@ -24,8 +24,10 @@ from run_directories import (
 import flstream
 from flstream.errors import UsageError
 from flstream.report.page import (
+    newest_first,
     run_cell,
     run_page,
+    runs_below,
     write_index,
     write_page,
 )
@@ -276,6 +278,21 @@ def test_an_index_has_each_run_below_a_folder_with_a_link_to_its_page(tmp_path):
     assert all((tmp_path / name / "report.html").exists() for name in ("a run", "more/killed"))
     with pytest.raises(UsageError, match="no run lies below"):
         write_index(tmp_path / "more" / "killed" / "sites")
+
+
+def test_runs_are_listed_from_the_newest_on_and_those_of_a_sweep_stay_together(tmp_path):
+    names = ["sweep/lr=0.1,seed=7", "old", "sweep/lr=0.03,seed=7", "between", "new"]
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "sweep.json").touch()
+    for number, name in enumerate(names):
+        write_run(tmp_path / name, started(BEGAN + number))
+    due = ["new", "between", "sweep/lr=0.03,seed=7", "sweep/lr=0.1,seed=7", "old"]
+    assert [
+        str(run.path.relative_to(tmp_path)) for run in newest_first(runs_below(tmp_path))
+    ] == due
+    page = Page(write_index(tmp_path).read_text())
+    assert [name for name in page.by_name if name in names] == due
+    assert page.by_name["new"][-1] == page.by_name["old"][-1] == "2023-11-14 22:13 UTC"
 
 
 def test_runs_side_by_side_show_what_is_different(tmp_path):

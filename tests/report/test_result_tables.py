@@ -123,10 +123,12 @@ def test_thousands_of_metrics_are_a_table_at_once_and_a_few_are_named():
 def test_the_peak_of_a_limited_run_s_group_is_there_with_its_limit():
     summary = summary_of()
     summary.memory.group_peak = 300 << 20
+    summary.memory.group_peak_anonymous = 200 << 20
     summary.settings = {"memory_limit": "1 GiB"}
     text = printed(summary)
     assert "all, with cached files" in text
-    assert "Their group, with cached files: at most 300 MiB, of 1 GiB (memory_limit)." in text
+    assert "all, without cached files" in text
+    assert "Their group, without cached files: at most 200 MiB, of 1 GiB (memory_limit)." in text
 
 
 def test_the_last_scored_model_is_found():

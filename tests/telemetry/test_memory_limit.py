@@ -120,8 +120,9 @@ def test_a_group_of_version_2_is_beside_that_of_the_process_which_comes_back(ker
             assert again is group
         for current in (5, 9, 7):  # without memory.peak
             (path / "memory.current").write_text(f"{current}\n")
-            group.peak()
-        assert group.peak() == 9
+            (path / "memory.stat").write_text(f"anon {current - 3}\nfile 2\nshmem 1\n")
+            group.sample()
+        assert (group.peak(), group.peak_anonymous) == (9, 7)
         (path / "memory.peak").write_text("11\n")
     assert (group.peak(), present()) == (11, None)
     assert groups_in(home.parent) == groups_in(kernel.v1) == []
@@ -144,7 +145,9 @@ def test_without_the_controller_of_version_2_a_group_is_of_version_1(kernel, roo
         for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"):
             assert (path / name).read_text() == str(LIMIT)
         (path / "memory.max_usage_in_bytes").write_text(f"{LIMIT}\n")
-        assert group.peak() == LIMIT
+        (path / "memory.stat").write_text("rss 1\ntotal_cache 9\ntotal_rss 5\ntotal_shmem 3\n")
+        group.sample()
+        assert (group.peak(), group.peak_anonymous) == (LIMIT, 8)
     assert groups_in(home) == []
 
 

@@ -293,6 +293,20 @@ def test_messages_arrive_whole_and_in_order(messages):
         assert [receiver.receive(1) for _ in range(len(messages) + 1)] == [*messages, Farewell()]
 
 
+def test_messages_that_came_together_are_input_until_each_was_received():
+    ours, theirs = socket.socketpair()
+    sender = MessageChannel(ours, "site-1", Farewell)
+    receiver = MessageChannel(theirs, "server", Greeting | Farewell)
+    with closing(sender), closing(receiver):
+        sender.send(Greeting("first", {}), Greeting("x" * 100_000, {}), Farewell())
+        assert receiver.receive(1).text == "first"
+        assert receiver.has_input()
+        assert receiver.receive(1).text == "x" * 100_000
+        assert receiver.has_input()
+        assert receiver.receive(0) == Farewell()
+        assert not receiver.has_input()
+
+
 def framed(payload):
     return len(payload).to_bytes(4, "little") + payload
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from flows import finished, records, result
 from safetensors.torch import load_file
-from training_scripts import LARGE, QUIET, adding, noisy, results
+from training_scripts import LARGE, QUIET, adding, noisy, plain, results
 
-from flstream.runs.journal import read_history
+from flstream.runs.journal import Journal, read_history
 from flstream.server import training_effects
-from flstream.telemetry.events import EffectDone
+from flstream.telemetry.events import EffectDone, RoundStarted, SiteUpdate
 
 VIRTUAL = "time.clock=virtual"
 PROCESSES = "engine.type=local"
@@ -216,6 +216,21 @@ def test_small_answers_lie_in_their_records_and_large_ones_in_files(flows):
         assert flows.seen() == [repr(files)]
         [answer] = [result(each)["train"] for each in records(run) if each.name == "next"]
         assert ("small" in answer, "files" in answer) == (not large, bool(large))
+
+
+def test_small_trainings_wait_together_until_a_worker_is_free(jobs):
+    script = plain(first="flare.work(int(site[5:]))")
+    kind = "workflow={type=fedbuff, args{buffer_size=20, concurrency=40}}"
+    how = [VIRTUAL, PROCESSES, QUIET, kind, "clients.count=60", "clients.parallel=2", "rounds=4"]
+    run = finished(jobs.run(script, *how))
+    at_work = list[set[str]]()
+    for event in Journal(run.directory.events):
+        if isinstance(event, RoundStarted):
+            at_work = [*filter(None, at_work), set(event.sites)]
+            assert len(at_work) <= 2
+        elif isinstance(event, SiteUpdate):
+            for sites in at_work:
+                sites.discard(event.site)
 
 
 def test_who_comes_too_late_has_no_part_in_the_round_and_keeps_its_old_state(jobs):

@@ -4,6 +4,7 @@ import torch
 from model import Adapter, targets
 
 import flstream.client as flare
+from flstream.telemetry.halts import halt_at
 
 flare.init()
 info = flare.system_info()
@@ -27,5 +28,6 @@ while flare.is_running():
     for _ in range(2):
         optimizer.zero_grad()
         (distances() ** 2).sum(0).div(16).sum().backward()
+        halt_at("half")
         optimizer.step()
     flare.send(flare.FLModel(net.state_dict(), meta={"num_examples": 3 + index}))

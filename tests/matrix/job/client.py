@@ -7,6 +7,7 @@ import torch
 from model import Net, accuracy, loss_of, move_buffers, targets
 
 import flstream.client as flare
+from flstream.telemetry.halts import halt_at
 
 flare.init()
 info = flare.system_info()
@@ -32,6 +33,8 @@ def train():
         if control is not None:
             control.correct()
         optimizer.step()
+        if "--offload" in sys.argv:
+            halt_at("half")
     move_buffers(net, index + trained)
     path.write_text(json.dumps(trained % 7 + 1))
     return control, trained

@@ -4,6 +4,7 @@ import torch
 from model import Net, accuracy, loss_of, move_buffers, targets
 
 import flstream.client as flare
+from flstream.telemetry.halts import halt_at
 
 flare.init()
 info = flare.system_info()
@@ -22,6 +23,8 @@ while flare.is_running():
             optimizer.step()
             optimizer.zero_grad()
             move_buffers(net, index)
-            tensors.update(net.state_dict())
+            for name, value in net.state_dict().items():
+                tensors[name] = value
+                halt_at("half")
             answer.file = model.file
     flare.send(answer)
