@@ -12,6 +12,7 @@ ROOT = Path(flstream.__file__).parent
 # From the top down. A room may import those that come after it.
 ROOMS = (
     "cli",
+    "compat",
     "recipe",
     "sweep",
     "report",

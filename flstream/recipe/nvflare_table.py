@@ -115,7 +115,7 @@ format_version server client name deploy_map
     tb_folder starting_client client_memory_gc_rounds server_memory_gc_rounds get_task_timeout
     best_model_filename tensor_streaming min_download_timeout np_min_download_timeout
     tensor_min_download_timeout submit_task_result_timeout download_complete_timeout log_config
-    cuda_empty_cache |
+    cuda_empty_cache aggregator_data_kind memory_gc_rounds decomposers log_streaming |
 """)
 """Keys by arguments, of any class or of a workflow's, in the order of their conversion.
 

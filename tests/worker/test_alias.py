@@ -82,4 +82,4 @@ def test_learners_and_factories_may_import_its_names(jobs):
 
 def test_what_the_alias_has_not_fails_with_a_sentence(jobs):
     run = jobs.run("import nvflare.app_opt.lightning", "train.alias=nvflare")
-    assert "train.alias = nvflare has no nvflare.app_opt.lightning; it has" in run.summary.error
+    assert "flstream has no nvflare.app_opt.lightning; docs/moving.md lists" in run.summary.error

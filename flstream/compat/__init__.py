@@ -1,0 +1,1 @@
+"""Names of other frameworks for what flstream has, so that their code runs unchanged."""
