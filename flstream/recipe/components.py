@@ -48,6 +48,9 @@ def component(name: str, *unnamed: Any, **values: Any) -> Component:
         rule = ARGUMENTS.get(f"{made.workflow}.{argument}", ARGUMENTS.get(argument))
         if not target or rule == "" or value in _NOTHING:
             continue
+        if rule is not None and rule.startswith("-") and "tracking.type" in made.settings:
+            arguments.notice(f"{argument} of {name} was left out: {rule[2:]}")
+            continue
         if rule is None or rule.startswith("-"):
             reason = "there is no such argument" if rule is None else rule.removeprefix("- ")
             raise UsageError(f"{name}: {argument} is {value!r}: {reason}")

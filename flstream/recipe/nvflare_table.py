@@ -88,6 +88,7 @@ allow_empty_global_weights | - a job has an initial model
 allow_early_termination | - a workflow of your own may end when it likes
 participating_clients train_clients | - all sites take part, and all of them train
 evaluators evaluatees | - all sites that take part score all models
+model_persistor model_locator | - a job's model is model, with its file as initial_ckpt
 clean_up_script | - nothing is run after a script
 allow_reconnect attach_id attach_timeout | - a script is started by the run
 kw_args | - experiment and run have the names of the job and of its run directory

@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flstream import client
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.proximal import seen_in_loss
 from flstream.client.ranks import is_first_rank
 from flstream.client.scaffold import PTScaffoldHelper
+from flstream.errors import UsageError
 from flstream.job.bodies import CONTROL, NUM_STEPS, PROXIMAL_MU
 from flstream.worker.joined_bodies import RECEIVED_AS, SENT_AS
 
@@ -146,6 +147,43 @@ def fedprox_loss() -> type[torch.nn.Module]:
     return PTFedProxLoss
 
 
+class Refusal:
+    """Object in the place of a class without a counterpart; its use raises a UsageError.
+
+    A program may import what it uses in other cases only, or in annotations.
+
+    Args:
+        sentence: Message of the error.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def __mro_entries__(self, bases: object) -> NoReturn:
+        raise UsageError(self._sentence)  # where it is the base of a class
+
+    def __str__(self) -> str:
+        return self._sentence
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise the error."""
+        raise UsageError(self._sentence)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise the error."""
+        if name[:2] == "__":  # as libraries ask
+            raise AttributeError(name)
+        raise UsageError(self._sentence)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __or__(self, other: object) -> Any:
+        return Any  # in an annotation
+
+    __ror__ = __or__
+
+
 class AliasModule(ModuleType):
     """Module of another framework's names, for objects of this package.
 
@@ -167,12 +205,12 @@ class AliasModule(ModuleType):
         """Return the object of a name, and refuse other names with a sentence."""
         if name[:1] == "_" or f"{self.__name__}.{name}" in sys.modules:
             raise AttributeError(name)
+        if name not in self._names and (reason := self._reasons.get(name)) is not None:
+            return Refusal(f"flstream has no {name} of {self.__name__}: {reason}")
         if name not in self._names:
             listed = ", ".join(sorted(self._names))
             known = f"it has {listed}" if listed else "docs/moving.md lists what it has of NVFlare"
-            raise ImportError(
-                f"flstream has no {name} of {self.__name__}: {self._reasons.get(name, known)}"
-            )
+            raise ImportError(f"flstream has no {name} of {self.__name__}: {known}")
         value = self._names[name]
         if isinstance(value, str) and ":" in value:
             module, _, attribute = value.partition(":")

@@ -73,8 +73,9 @@ _TRANSFER_MODULES = {
         *("TensorConsumer", "TensorDownloadable", "add_tensors", "download_tensors"),
     ),
     "app_opt.pt.decomposers": ("TensorDecomposer",),
-    "fuel.utils.fobs": ("register", "dumps", "loads"),
-    "fuel.utils": (),
+    "fuel.utils.fobs": ("register",),
+    "fuel.f3.streaming.obj_downloader": ("ObjectDownloader",),
+    "fuel.f3.streaming.cacheable": ("CacheableObject",),
 }
 
 _WITHOUT_NAMES = """
@@ -86,7 +87,7 @@ app_common.workflows.model_controller app_common.workflows.base_fedavg apis.impl
 app_common.workflows.etl_controller apis.executor apis.fl_component apis.controller_spec
 job_config.stats_job app_common.psi.recipes.dh_psi app_opt.xgboost.recipes apis.signal
 app_opt.pt.quantization.quantizer app_opt.pt.quantization.dequantizer apis.event_type
-app_opt.tf.recipes app_opt.tf.recipes.fedavg app_opt.tf.recipes.cyclic
+app_common.utils.math_utils app_opt.tf.recipes app_opt.tf.recipes.fedavg app_opt.tf.recipes.cyclic
 """
 """Modules of which flstream has nothing, and says why."""
 
@@ -102,7 +103,7 @@ REASONS: Mapping[str, str] = {
         (
             *("Controller", "ModelController", "BaseFedAvg", "ETLController", "FedTaskRecipe"),
             *("DXO", "Shareable", "FLContext", "FLComponent", "Task", "ClientTask", "Signal"),
-            *("EventType", "DhPSIRecipe", "CollabRecipe", "collab"),
+            *("EventType", "DhPSIRecipe", "CollabRecipe", "collab", "parse_compare_criteria"),
         ),
         _OWN_WORKFLOW,
     ),
