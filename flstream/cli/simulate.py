@@ -74,7 +74,7 @@ def simulate(
     quiet: Quiet = False,
     program_words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- WORDS]", help="Arguments of a Python program's own."),
+        typer.Argument(metavar="WORDS", help="After --: arguments of a Python program's own."),
     ] = None,
 ) -> None:
     """Run a job: a server, and a process for each client, on this machine or on several.

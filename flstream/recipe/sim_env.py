@@ -57,7 +57,7 @@ class CommandLine:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have all runs of the block follow this command line."""
+        """Apply this command line to all runs of the block."""
         global _command_line
         _command_line = self
         try:
