@@ -159,8 +159,9 @@ class Refusal:
     def __init__(self, sentence: str) -> None:
         self._sentence = sentence
 
-    def __mro_entries__(self, bases: object) -> NoReturn:
-        raise UsageError(self._sentence)  # where it is the base of a class
+    def __mro_entries__(self, bases: object) -> tuple[type]:
+        # A class of it may be in a module that is imported for something else.
+        return (type("Refused", (), {"__new__": self.__call__}),)
 
     def __str__(self) -> str:
         return self._sentence

@@ -256,7 +256,7 @@ def imports(module, name):
         ("import nvflare.nosuch", [], "has no nvflare.nosuch; docs/moving.md lists"),
         (
             "from nvflare.app_common.aggregators.model_aggregator import ModelAggregator\n"
-            "class Mine(ModelAggregator): ...",
+            "class Mine(ModelAggregator): ...\nMine()",
             [],
             "no ModelAggregator of .*: write its rule as a class",
         ),
