@@ -16,7 +16,15 @@ MOVING = page("moving")
 # What flstream.client has and NVFlare has not.
 OWN = {
     *("base_model", "edit", "offloaded", "work", "deadline", "TimeLeft"),
-    *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
+    *(
+        "TensorSpec",
+        "fetch",
+        "DynamicRegulariser",
+        "ScaffoldControl",
+        "Learner",
+        "SiteContext",
+        "get_state_dir",
+    ),
     *(
         "proximal_term",
         "device",
