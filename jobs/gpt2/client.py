@@ -1,4 +1,4 @@
-"""What each site does: fine-tune the received model with TRL on its own texts, and score it."""
+"""Fine-tune the received model with TRL on the texts of this site, and score it."""
 
 import argparse
 import ast

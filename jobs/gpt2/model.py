@@ -43,7 +43,7 @@ def get_base(size: str = "tiny"):
 
 
 def pretrained(kind, name: str, **options):
-    """What transformers has in a folder beside this file, on its hub or in its cache."""
+    """Load from a folder beside this file, or by name from the hub or its cache."""
     folder = Path(__file__).parent / name
     try:
         return kind.from_pretrained(folder if folder.is_dir() else name, **options)

@@ -59,7 +59,7 @@ def run_program(path: Path, words: Sequence[str], line: CommandLine) -> CommandL
 
 @contextmanager
 def _as_main(path: Path, words: Sequence[str]) -> Iterator[None]:
-    """Have this process begin like one of the program's, with the names of NVFlare."""
+    """Make this process look like one of the program's, with NVFlare's names."""
     before = sys.argv, sys.path[:], sys.meta_path[:]
     install(job_names(), REASONS)
     sys.argv = [str(path), *words]

@@ -104,8 +104,8 @@ class TensorConsumer:
         """Return what is kept of tensors."""
         if self._callback is None:
             return tensors
-        kept = self._callback(tensors, **self._kwargs)
-        return kept if isinstance(kept, Mapping) else {}
+        taken = self._callback(tensors, **self._kwargs)
+        return taken if isinstance(taken, Mapping) else {}
 
 
 def add_tensors(
@@ -166,7 +166,7 @@ def download_tensors(
         raise UsageError(
             f"from_fqcn is {from_fqcn!r}, and cell leads to {peers}; name one of these"
         )
-    consumer, kept = TensorConsumer(tensors_received_cb, cb_kwargs), dict[str, Any]()
+    consumer, taken = TensorConsumer(tensors_received_cb, cb_kwargs), dict[str, Any]()
     has_callback = tensors_received_cb is not None
     status, tensors = fetch_tensors(
         receiver,
@@ -175,13 +175,13 @@ def download_tensors(
         abort_signal=abort_signal,
         optional=True,
         on_progress=progress_cb,
-        on_tensors=(lambda arrived: kept.update(consumer.take(arrived))) if has_callback else None,
+        on_tensors=(lambda arrived: taken.update(consumer.take(arrived))) if has_callback else None,
     )
     if not status.ok:
         if not optional:
             logging.getLogger(__name__).error(status.reason)
         return status.reason, None
-    return "", kept if has_callback else dict(tensors)
+    return "", taken if has_callback else dict(tensors)
 
 
 class TensorDecomposer:

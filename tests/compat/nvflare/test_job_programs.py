@@ -272,3 +272,31 @@ def test_what_cannot_be_had_is_refused_by_name(simulate, program, words, sentenc
 def test_a_program_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no program .*job\.py"):
         run_program(tmp_path / "job.py", [], CommandLine(quiet=True))
+
+
+PORTS = """
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import SimEnv, set_per_site_config
+
+def made(*ports, launcher="python3 -m torch.distributed.run --nproc_per_node=2"):
+    recipe = FedAvgRecipe(
+        name="ports", min_clients=2, num_rounds=1, train_script="client.py",
+        launch_external_process=True, model={"class_path": "net_of_program.ProgramNet"},
+    )
+    set_per_site_config(recipe, {
+        f"site-{index}": {"command": f"{launcher} {port}"} for index, port in enumerate(ports, 1)
+    })
+    return recipe
+"""
+
+
+def test_commands_of_sites_may_differ_in_the_port_alone(simulate, tmp_path):
+    check = """
+from pathlib import Path
+job, values, _ = made("--master_port=7777", "--master_port=8888").resolve({}, Path("weights"))
+assert job.train.command == "python3 -m torch.distributed.run --nproc_per_node=2", job.train
+assert job.clients.site_names == ["site-1", "site-2"]
+made("--nnodes=1", "--nnodes=2")
+"""
+    with pytest.raises(UsageError, match="give all sites one command"):
+        simulate(PORTS + check)

@@ -80,11 +80,11 @@ def test_tensors_go_to_a_callback_as_they_come(ends):
     def received(arrived, factor):
         return {name: value * factor for name, value in arrived.items()}
 
-    error, kept = download_tensors(
+    error, taken = download_tensors(
         "server", ref_id, 5.0, cell, tensors_received_cb=received, factor=2
     )
     assert error == ""
-    assert kept["a"].tolist() == [2.0, 2.0, 2.0]
+    assert taken["a"].tolist() == [2.0, 2.0, 2.0]
 
 
 def test_items_are_safetensors_files():
