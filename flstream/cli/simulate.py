@@ -72,12 +72,20 @@ def simulate(
         ),
     ] = None,
     quiet: Quiet = False,
+    program_words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="WORDS", help="After --: arguments of a Python program's own."),
+    ] = None,
 ) -> None:
     """Run a job: a server, and a process for each client, on this machine or on several.
 
     While it runs you see each site, its transfers and its memory; at the end, what every round
     brought and what it cost. The run directory keeps the models, the events, summary.json and
     report.html, a page about the run.
+
+    JOB may be a folder with a Flower app, or a Python program of NVFlare's recipes: both run
+    unchanged. An app's settings are --set app.config.KEY=VALUE. A program's own arguments come
+    after --, and the options count for each run that it starts.
 
     A run that was stopped, killed or failed goes on with --resume, and a finished one too if
     the job has more rounds now. The job must be the same in all else.
@@ -89,6 +97,24 @@ def simulate(
 
     if from_round is not None and not resume:
         raise typer.BadParameter("it goes with --resume", param_hint="--from-round")
+    settings = {
+        **engine_settings(engine),
+        "clients.count": clients,
+        "rounds": rounds,
+        "engine.pdb": pdb or None,
+        "memory_limit": memory_limit,
+    }
+    if job.suffix == ".py":
+        from flstream.cli.program import simulate_program
+        from flstream.job.load import settings_of
+        from flstream.recipe.sim_env import CommandLine
+
+        given = {key: value for key, value in settings.items() if value is not None}
+        given = {**settings_of(overrides or ()), **given}
+        line = CommandLine(given, run_dir, resume, from_round, as_json or quiet, as_json)
+        raise typer.Exit(simulate_program(job, program_words or (), line))
+    if program_words:
+        raise typer.BadParameter("only a Python program has arguments of its own", param_hint="--")
     try:
         with _memory_group() as is_in_group, closing(ProcessHost.of()) as host:
             # The fork server's imports take longest, so this process does its own meanwhile.
@@ -102,14 +128,7 @@ def simulate(
                 host.begin()
             from flstream.compat import load_path
 
-            settings = {
-                **engine_settings(engine),
-                "clients.count": clients,
-                "rounds": rounds,
-                "engine.pdb": pdb or None,
-                "memory_limit": memory_limit,
-            }
-            loaded = load_path(job, overrides or (), settings)
+            loaded, kind = load_path(job, overrides or (), settings)
             if loaded.memory_limit is not None and not is_in_group:
                 from flstream.telemetry.memory_limit import restart
 
@@ -128,6 +147,8 @@ def simulate(
                     output = stack.enter_context(diverted(run.log("tracker")))
                 console = make_console(file=output)
                 console.quiet = as_json or quiet
+                if kind:
+                    console.print(kind, highlight=False)
                 summary = run_and_show(
                     loaded, run, console, resume=resume, from_round=from_round, host=host
                 )

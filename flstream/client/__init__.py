@@ -23,7 +23,7 @@ run anew for each site and task, and its loop ends after that task. A class like
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,12 @@ from flstream.client.proximal import proximal_term
 from flstream.client.scaffold import ScaffoldControl
 from flstream.client.session import current as _current
 from flstream.errors import ClientError as _ClientError
+from flstream.streaming.selection import TensorSpec
 
 if TYPE_CHECKING:
     import torch
+
+    from flstream.model.memory import Params
 
 __all__ = [
     "TimeLeft",
@@ -54,12 +57,14 @@ __all__ = [
     "ParamsType",
     "ScaffoldControl",
     "SiteContext",
+    "TensorSpec",
     "base_model",
     "clear",
     "deadline",
     "device",
     "edit",
     "evaluate",
+    "fetch",
     "get_config",
     "get_job_id",
     "get_site_name",
@@ -156,6 +161,32 @@ def receive(
         StreamingError: The model did not arrive.
     """
     return _current().receive(timeout, into, file=file)
+
+
+def fetch(specs: Iterable[TensorSpec]) -> Params:
+    """Fetch some tensors of the current task's model, and no others.
+
+    After the batched fetch of OpenFL's collaborators (its pull request 1575)::
+
+        while flare.is_running():
+            head = flare.fetch([flare.TensorSpec("head.weight", tags=("aggregated",))])
+
+    They may be fetched as often as the code likes; :func:`receive` fetches the whole model.
+
+    Args:
+        specs: Their descriptions: a name; the round's number, from 0 as in ``current_round`` of a
+            received model, or 0 for that of the task; and as tags none or ``aggregated``. They come
+            without a loss in any case.
+
+    Returns:
+        Tensors (or arrays, if ``train.exchange_format`` is numpy) by name.
+
+    Raises:
+        ClientError: A spec is of another round, or of a report; or there is no task, or what comes
+            is no model's own tensors, as with codecs.
+        StreamingError: A tensor of a name is not there, or did not arrive.
+    """
+    return _current().fetch(list(specs))
 
 
 def send(model: FLModel, clear_cache: bool = True) -> None:

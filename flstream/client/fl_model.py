@@ -74,6 +74,8 @@ class FLModel:
     file: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.params, str):  # in NVFlare, params_type comes first
+            self.params, self.params_type = self.params_type, ParamsType(self.params)
         self.check()
 
     def check(self) -> None:
@@ -83,7 +85,7 @@ class FLModel:
             ClientError: A field is of a wrong kind; the message names it.
             ValueError: There is no such ``params_type``.
         """
-        self.params_type = ParamsType(self.params_type)
+        self.params_type = ParamsType(self.params_type or ParamsType.FULL)  # None as in NVFlare
         if self.meta is None:
             self.meta = {}
         for name, kind in _KINDS.items():

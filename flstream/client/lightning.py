@@ -16,6 +16,7 @@ The whole of :mod:`flstream.client` can be imported from here, too. Trainers of 
 from __future__ import annotations
 
 import copy
+import importlib
 import sys
 from collections.abc import Mapping
 from functools import wraps
@@ -34,7 +35,7 @@ from flstream.errors import ClientError
 if TYPE_CHECKING:
     import torch
 
-__all__ = [*client.__all__, "patch"]
+__all__ = [*client.__all__, "logger", "patch"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _PATCHED = "_flstream_callback"
@@ -110,6 +111,41 @@ def patch(
         return validate(*args, **kwargs)
 
     trainer.fit, trainer.validate = fit_if_due, validate_received
+
+
+def logger(prefix: str = "") -> Any:
+    """Return a logger for a trainer, which records its metrics like :func:`flstream.client.log`.
+
+    Args:
+        prefix: First part of their names, before a hyphen; empty for none.
+
+    Raises:
+        ClientError: Lightning is not imported.
+    """
+    for package in _PACKAGES:
+        if package in sys.modules:
+            base = importlib.import_module(f"{package}.loggers").Logger
+            return type("ClientLogger", (_Logging, base), {})(prefix)
+    raise ClientError("logger() is for a trainer of Lightning; import lightning.pytorch before it")
+
+
+class _Logging:
+    """The methods of the logger's class."""
+
+    name, version = "flstream", "0"
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = f"{prefix}-" if prefix else ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Record numbers by name, in the first rank."""
+        if is_first_rank():
+            for name, value in metrics.items():
+                current().log(f"{self._prefix}{name}", value, step)
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Return at once: arguments of training code are in the job's record."""
 
 
 def _callback_base(trainer: Any) -> type:

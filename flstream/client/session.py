@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flstream.client.ranks import RankPlace
     from flstream.model.layout import Layout
     from flstream.model.memory import Params
+    from flstream.streaming.selection import TensorSpec
 
     Into = torch.nn.Module | Mapping[str, torch.Tensor]
     Place = Callable[[Layout], Mapping[str, torch.Tensor] | None]
@@ -72,6 +73,10 @@ class TaskTurn(ABC):
     @abstractmethod
     def answer(self, model: FLModel) -> None:
         """Answer for the site."""
+
+    def fetch(self, names: Sequence[str]) -> Params:
+        """Return some tensors of the model, which rank 0 alone may fetch."""
+        raise ClientError("fetch() was called in another rank than 0; call it in rank 0 alone")
 
     def late(self) -> Params | None:
         """Wait for the tensors that come while the site trains; None where none do, or no more."""
@@ -247,6 +252,20 @@ class Session:
                 "first receive() of a task, or copy with load_state_dict(model.params)"
             )
         return self._model
+
+    def fetch(self, specs: Sequence[TensorSpec]) -> Params:
+        """Fetch some tensors of the model; see :func:`flstream.client.fetch`."""
+        self._has_task("receive")
+        self.expect_model()
+        current_round = self.context.round - 1
+        for spec in specs:
+            is_of_model = not spec.report and set(spec.tags) <= {"aggregated"}
+            if not is_of_model or spec.round_number not in (0, current_round):
+                raise ClientError(
+                    f"{spec} is no tensor of the task's model; give its name, the round "
+                    f'{current_round}, and as tags none or ("aggregated",)'
+                )
+        return self.turn.fetch([spec.tensor_name for spec in specs])
 
     def send(self, model: FLModel, clear_cache: bool = True) -> None:
         """Answer the current task; see :func:`flstream.client.send`."""

@@ -24,7 +24,15 @@ from typing import Any
 
 from flstream.client.session import current
 
-__all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter"]
+__all__ = ["MLflowWriter", "SummaryWriter", "WandBWriter", "init", "shutdown"]
+
+
+def init(rank: str | int | None = None, config_file: str | None = None) -> None:
+    """Return at once: a writer needs nothing to begin; accepted for NVFlare's sake."""
+
+
+def shutdown(ctx: object = None) -> None:
+    """Return at once, too: values that were recorded are on their way already."""
 
 
 class _Writer:

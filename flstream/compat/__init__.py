@@ -1,15 +1,29 @@
-"""Other frameworks' names over this package's own, for their code as it is."""
+"""Names of other frameworks for what flstream has, so that their code runs unchanged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flstream.job import Job, load_job
 
 
-def load_path(path: Path, overrides: Sequence[str], settings: Mapping[str, Any]) -> Job:
+class LoadedPath(NamedTuple):
+    """Job of a path, and what the path is.
+
+    Attributes:
+        job: The job.
+        kind: A sentence on what it is; empty for a job file.
+    """
+
+    job: Job
+    kind: str
+
+
+def load_path(
+    path: Path, overrides: Sequence[str] = (), settings: Mapping[str, Any] | None = None
+) -> LoadedPath:
     """Return the job of a job file, or of a folder with a Flower app.
 
     Args:
@@ -25,5 +39,6 @@ def load_path(path: Path, overrides: Sequence[str], settings: Mapping[str, Any])
 
         folder = path.absolute()
         if app_table(folder) is not None:
-            return load_app_job(folder, overrides, settings)
-    return load_job(path, overrides, settings)
+            job = load_app_job(folder, overrides, settings or {})
+            return LoadedPath(job, f"{path} is a Flower app, run unchanged")
+    return LoadedPath(load_job(path, overrides, settings), "")

@@ -114,10 +114,10 @@ def read_hocon(path: Path, overrides: Sequence[Override] = (), text: str | None 
             else:
                 _put(hocon, root, key, value)
         resolver = _Resolver(root)
-        hocon.values = _plain(resolver.get(root), "", hocon.unresolved)
+        hocon.values = plain(resolver.get(root), "", hocon.unresolved)
         for key, value in later:
             if (resolved := resolver.get(value)) is not _ABSENT:
-                _put(hocon, hocon.values, key, _plain(resolved, key, hocon.unresolved))
+                _put(hocon, hocon.values, key, plain(resolved, key, hocon.unresolved))
     for key, name in hocon.unresolved.items():
         hint = f"set the environment variable {name}, or write ${{?{name}}} if it may be absent"
         what = f"${{{name}}} is set neither in the file nor in the environment"
@@ -382,18 +382,18 @@ def split_index(part: str) -> tuple[str, int | None]:
     return name, int(index.removesuffix("]")) if index else None
 
 
-def _plain(value: Any, key: str, unresolved: dict[str, str]) -> Any:
+def plain(value: Any, key: str, unresolved: dict[str, str]) -> Any:
     """Return pyhocon's values as dicts, lists, texts, numbers, booleans and None."""
     match value:
         case dict():
             # Not items(), in which pyhocon splits keys at their dots.
             return {
-                bare: _plain(dict.get(value, name), join(key, name), unresolved)
+                bare: plain(dict.get(value, name), join(key, name), unresolved)
                 for name in value
                 for bare in [name[1:-1] if re.fullmatch('".+"', name) else name]
             }
         case list():
-            return [_plain(inner, key, unresolved) for inner in value]
+            return [plain(inner, key, unresolved) for inner in value]
         case NoneValue():
             return None
         case _Unset():

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pyhocon.config_tree import NoneValue
 
 from flstream.job.fields import read_number
-from flstream.job.hocon import Hocon, Override, parse_value, read_hocon
+from flstream.job.hocon import Hocon, Override, parse_value, plain, read_hocon
 from flstream.job.job import Job
 from flstream.job.keys import explain, keys_in, nearest_keys, value_at, which_key
 from flstream.job.problems import (
@@ -93,6 +93,18 @@ def job_file(named: str | Path) -> Path:
     """Return the absolute path of a job file, from its path or the folder with ``job.conf``."""
     path = Path(os.path.abspath(named))
     return path / "job.conf" if os.path.isdir(path) else path
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of overrides such as `clients.count=4` by their keys.
+
+    Raises:
+        JobError: One is malformed; the message names all of those.
+    """
+    parsed, problems = _parsed(overrides)
+    if problems:
+        raise JobError("the command line", problems)
+    return {key: plain(value, key, {}) for key, value in parsed}
 
 
 def make_job(values: Mapping[str, Any], folder: Path, source: str) -> Job:

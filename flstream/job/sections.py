@@ -11,7 +11,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -29,6 +29,7 @@ from flstream.job.fields import (
     Whole,
 )
 from flstream.job.files import code_name, needs
+from flstream.job.problems import Problem, RefusedValueError, given_clause
 from flstream.job.sampler_section import SamplerSection
 from flstream.job.site_names import GpuGroups, SiteArgs, SiteNames
 from flstream.job.typed import short_name
@@ -282,6 +283,15 @@ class StreamingSection(Section):
 
     codecs: CodecsSection = CodecsSection()
 
+    send_model_deltas: Flag = False
+    """Whether sites send differences from the model: codecs.up = [delta, shuffle, zstd].
+
+    The bits are the same. Other codecs of updates have delta in their own list.
+    """
+
+    use_delta_updates: Flag = False
+    """Whether sites receive differences from the model before: the same as codecs.down."""
+
     direct: Literal["auto", "off"] = "auto"
     """Whether processes of one machine read each other's bytes themselves (auto), or not (off).
 
@@ -297,6 +307,30 @@ class StreamingSection(Section):
     what it has: the tensors that it receives into, or the model that an update was trained from.
     docs/codecs.md says what it costs.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_deltas(cls, values: Any) -> Any:
+        """Return the values with the codecs that OpenFL's names for differences stand for."""
+        if not isinstance(values, dict) or not isinstance(values.get("codecs", {}), dict):
+            return values
+        codecs = dict(values.get("codecs", {}))
+        for name, direction in (("send_model_deltas", "up"), ("use_delta_updates", "down")):
+            if values.get(name) in (True, "true") and not codecs.get(direction):
+                codecs[direction] = ["delta", "shuffle", "zstd"]
+        return {**values, "codecs": codecs} if codecs else values
+
+    @model_validator(mode="after")
+    def _have_deltas(self) -> Self:
+        for name, is_on, direction in (
+            ("send_model_deltas", self.send_model_deltas, "up"),
+            ("use_delta_updates", self.use_delta_updates, "down"),
+        ):
+            specs = getattr(self.codecs, direction)
+            if is_on and all(spec.type != "delta" for spec in specs):
+                hint = f"put delta into codecs.{direction}, which has other codecs"
+                raise RefusedValueError(Problem(name, given_clause("true"), "false", hint))
+        return self
 
     @property
     def maps(self) -> bool:

@@ -6,12 +6,21 @@ imports: ``from flstream.recipe import FedAvgRecipe, SimEnv``.
 
 from flstream.errors import UsageError
 from flstream.job import JobError
-from flstream.recipe.arguments import ExchangeFormat, FilterType, FrameworkType, TransferType
+from flstream.recipe.arguments import (
+    DataKind,
+    ExchangeFormat,
+    FilterType,
+    FrameworkType,
+    JobMetaKey,
+    TransferType,
+)
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.recipes import (
+    BaseFedJob,
     CyclicRecipe,
     ExcludeVars,
     FedAvg,
+    FedAvgJob,
     FedAvgRecipe,
     FedEvalRecipe,
     FedOptRecipe,
@@ -31,15 +40,21 @@ from flstream.recipe.recipes import (
     TensorServerStreamer,
     add_cross_site_evaluation,
     add_experiment_tracking,
+    add_final_global_evaluation,
+    set_per_site_config,
+    set_recipe_meta,
 )
 from flstream.recipe.sim_env import RunFailedError, RunResult, SimEnv, run
 from flstream.recipe.sweeps import SweepResult, sweep
 
 __all__ = [
+    "BaseFedJob",
     "CyclicRecipe",
+    "DataKind",
     "ExchangeFormat",
     "ExcludeVars",
     "FedAvg",
+    "FedAvgJob",
     "FedAvgRecipe",
     "FedEvalRecipe",
     "FedJob",
@@ -50,15 +65,16 @@ __all__ = [
     "Gaussian",
     "IntimeModelSelector",
     "JobError",
+    "JobMetaKey",
     "NumpyFedAvgRecipe",
     "PTFedAvg",
     "PTModel",
     "PercentilePrivacy",
     "Recipe",
-    "RunResult",
     "RunFailedError",
-    "ScaffoldRecipe",
+    "RunResult",
     "SVTPrivacy",
+    "ScaffoldRecipe",
     "ScriptRunner",
     "SimEnv",
     "SwarmLearningRecipe",
@@ -69,6 +85,9 @@ __all__ = [
     "UsageError",
     "add_cross_site_evaluation",
     "add_experiment_tracking",
+    "add_final_global_evaluation",
     "run",
+    "set_per_site_config",
+    "set_recipe_meta",
     "sweep",
 ]

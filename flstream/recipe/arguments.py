@@ -43,6 +43,13 @@ TransferType = StrEnum("TransferType", ["FULL", "DIFF"])
 """Form of an update in NVFlare; here it is whole, to the same mean."""
 
 
+DataKind = StrEnum("DataKind", ["FL_MODEL", "WEIGHTS", "WEIGHT_DIFF", "METRICS"])
+"""Content of an answer in NVFlare; here it is the tensors that a site sends."""
+
+JobMetaKey = StrEnum("JobMetaKey", ["RESOURCE_SPEC", "SCOPE", "CUSTOM_PROPS", "JOB_LAUNCHER_SPEC"])
+"""Keys of a job's meta file in NVFlare, which a deployment reads."""
+
+
 class FilterType(StrEnum):
     """Values for a filter: models that sites receive, or their answers."""
 
@@ -53,6 +60,12 @@ class FilterType(StrEnum):
 def _aggregation(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {"method": value.get("type"), **value.get("args", {})}
+    if not isinstance(value, str):
+        # NVFlare's aggregators see whole models of all sites.
+        raise ValueError(
+            f"an object of {type(value).__name__}; write its rule as a class, and give its place, "
+            'such as "mine.py:Median"'
+        )
     return {"method": value}
 
 
@@ -82,6 +95,7 @@ _CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "command": lambda text: None if _PLAIN_COMMAND.fullmatch(text) else text,
     "framework": lambda name: None if name == "pytorch" else "numpy",
     "aggregator": _aggregation,
+    "key_metric": lambda name: name or None,
     "exclude_vars": lambda value: [value] if isinstance(value, str) else value,
     "negate_key_metric": lambda is_negated: "min" if is_negated else "max",
     "optimizer_args": _sgd,
@@ -119,7 +133,8 @@ class RecipeArguments(TypedDict, total=False):
             class of your own with the type ``"mine.py:Krum"``.
         aggregation_weights: Factor of a site's weight in the mean, by site.
         exclude_vars: Regular expressions: a tensor in whose name one is found keeps its value.
-        key_metric: Metric that decides which round was the best.
+        key_metric: Metric that decides which round was the best; empty for the default one.
+        key_metric_mode: Which value of that metric is the best one: ``max`` or ``min``.
         negate_key_metric: Whether the smallest value of that metric is the best one.
         stop_cond: Condition that ends the job, such as ``"accuracy >= 0.97"``.
         patience: Number of evaluations without a new best metric after which the job ends.
@@ -158,6 +173,7 @@ class RecipeArguments(TypedDict, total=False):
     aggregation_weights: Annotated[Mapping[str, float], "aggregation.weights"]
     exclude_vars: Annotated[str | Sequence[str], "aggregation.exclude"]
     key_metric: Annotated[str, "workflow.args.key_metric"]
+    key_metric_mode: Annotated[str, "workflow.args.key_metric_mode"]
     negate_key_metric: Annotated[bool, "workflow.args.key_metric_mode"]
     stop_cond: Annotated[str, "stop_when"]
     patience: Annotated[int, "patience"]

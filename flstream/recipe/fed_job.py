@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,16 @@ from flstream.errors import UsageError
 from flstream.job import Job, JobError, WorkflowArgs, make_job
 from flstream.recipe import arguments
 from flstream.recipe.arguments import KEYS, FilterType, by_name, checked, put
+from flstream.recipe.components import Component
 from flstream.recipe.initial_model import WEIGHTS, write_weights
 from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
+from flstream.recipe.nvflare_table import ARGUMENTS as ARGUMENTS_OF_NVFLARE
 from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
 from flstream.simulation.export_files import MadeModel
 from flstream.telemetry.events import default_site_names
 from flstream.text import shortened
 
+_PORT = re.compile(r"--master[_-]port[= ]\d+")
 _HEAD, _INITIAL = "# Exported by flstream. Run it: flstream simulate ", "initial"
 
 
@@ -34,12 +38,28 @@ class FedJob:
         name: Name of the job, and of its run directories.
         min_clients: Number of updates that a round needs (``clients.min_updates``); None for those
             of all sites. A recipe's ``min_clients`` is ``clients.per_round``, as in NVFlare.
+        mandatory_clients: None, since no site is more than another.
+        meta_props: Accepted for NVFlare's sake.
+
+    Raises:
+        UsageError: There are mandatory clients.
 
     Attributes:
         name: Name of the job.
     """
 
-    def __init__(self, name: str = "fed_job", min_clients: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str = "fed_job",
+        min_clients: int | None = None,
+        mandatory_clients: Sequence[str] | None = None,
+        meta_props: Mapping[str, Any] | None = None,
+    ) -> None:
+        if mandatory_clients:
+            raise UsageError(
+                f"{name}: mandatory_clients is {mandatory_clients}; clients.min_updates is a "
+                "number, whoever they are: give min_clients"
+            )
         self.name = name
         self._values: dict[str, Any] = {
             "clients": {} if min_clients is None else {"min_updates": min_clients},
@@ -61,7 +81,7 @@ class FedJob:
         filter_type: FilterType = FilterType.TASK_RESULT,
         tasks: Sequence[str] | None = None,
         clients: Sequence[str] | None = None,
-    ) -> None:
+    ) -> Mapping[str, str]:
         """Add something to the server or to a site.
 
         Args:
@@ -73,9 +93,26 @@ class FedJob:
             tasks: Names of the tasks that a filter is for, ``train`` among them; None for all.
             clients: None, since the filters of a job are those of all sites.
 
+        Returns:
+            Names of its parts, as in NVFlare, whose jobs name them elsewhere.
+
         Raises:
             UsageError: There is no counterpart of it.
         """
+        self._add(obj, target, filter_type, tasks, clients)
+        return {"persistor_id": id or "persistor", "locator_id": "locator"}
+
+    def _add(
+        self,
+        obj: Any,
+        target: str,
+        filter_type: FilterType,
+        tasks: Sequence[str] | None,
+        clients: Sequence[str] | None,
+    ) -> None:
+        if isinstance(obj, Component):
+            self._add_component(obj)
+            return
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         is_script = is_dict and "train_script" in obj
         site = None if target in arguments.PLACES else target
@@ -108,15 +145,24 @@ class FedJob:
                 "and was not added to the job; docs/reference/recipe.md lists what has one"
             )
 
-    @checked
-    def to_server(self, obj: Any, id: str | None = None, **how: Any) -> None:
-        """Add something to the server: see :meth:`to`."""
-        self.to(obj, arguments.SERVER, id, **how)
+    def _add_component(self, component: Component) -> None:
+        workflow, settings = component.workflow, component.settings
+        if workflow in ("cross_site", "evaluate") and "type" in self._values["workflow"]:
+            args = {key.removeprefix("workflow.args."): settings[key] for key in settings}
+            self.append_workflow(workflow, args)
+            return
+        self.set_arguments(component.arguments)
+        self.configure({**({"workflow.type": workflow} if workflow else {}), **settings})
 
     @checked
-    def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> None:
+    def to_server(self, obj: Any, id: str | None = None, **how: Any) -> Mapping[str, str]:
+        """Add something to the server: see :meth:`to`."""
+        return self.to(obj, arguments.SERVER, id, **how)
+
+    @checked
+    def to_clients(self, obj: Any, id: str | None = None, **how: Any) -> Mapping[str, str]:
         """Add something to all sites: see :meth:`to`."""
-        self.to(obj, arguments.ALL_SITES, id, **how)
+        return self.to(obj, arguments.ALL_SITES, id, **how)
 
     @checked
     def configure(self, settings: Mapping[str, Any]) -> None:
@@ -138,6 +184,12 @@ class FedJob:
         """Set the keys that arguments of a recipe become, for all sites or for one."""
         owner, converted = type(self).__name__, {}
         for name, value in values.items():
+            name = "model" if name == "initial_model" else name
+            if isinstance(value, Component):
+                self._add_component(value)
+                continue
+            if value is None and name in ARGUMENTS_OF_NVFLARE:
+                continue
             try:
                 if arguments.is_needed(name):
                     arguments.expect_known(name)
@@ -171,13 +223,33 @@ class FedJob:
 
     @checked
     def set_per_site_config(self, config: Mapping[str, Mapping[str, Any]]) -> None:
-        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``."""
+        """Give sites arguments of their own: by site, ``{"train_args": "--data a.csv"}``.
+
+        A ``command`` may differ in its ``--master_port`` alone, which is left out: each site's
+        ranks find a free one.
+        """
+        launchers = set()
         for site, own in config.items():
-            if own.keys() != {"train_args"}:
+            others = {name for name in own if ARGUMENTS_OF_NVFLARE.get(name) != ""}
+            if unknown := sorted(others - {"train_args", "command", "launch_external_process"}):
                 raise UsageError(
-                    f"{site} has {', '.join(own)}; sites have their own train_args alone"
+                    f"{site} has {', '.join(unknown)}; sites have their own train_args alone"
                 )
-            self._site_args[site] = own["train_args"]
+            if "command" in own:
+                launchers.add(_PORT.sub("", str(own["command"])).strip())
+            self._site_args[site] = own.get("train_args", self._site_args.get(site))
+        if len(launchers) > 1:
+            raise UsageError(
+                f"{self.name}: sites have the commands {' and '.join(sorted(launchers))}; give all "
+                "sites one command"
+            )
+        for launcher in launchers:
+            if (command := arguments.converted("command", launcher)) is not None:
+                put(self._values, "train.command", command)
+
+    def configured_sites(self) -> list[str]:
+        """Return the names of the sites that have arguments of their own."""
+        return list(self._site_args)
 
     def append_workflow(self, kind: str, args: Mapping[str, Any]) -> None:
         """Append a workflow after the training."""
@@ -210,6 +282,7 @@ class FedJob:
         clients: Sequence[str] | None = None,
         threads: int | None = None,
         gpu: str | None = None,
+        log_config: str | None = None,
     ) -> RunResult:
         """Run the job on this machine: see :class:`~flstream.recipe.sim_env.SimEnv`."""
         env = SimEnv(
@@ -229,6 +302,8 @@ class FedJob:
         Weights of a model that is an instance are written below a folder.
         """
         values: dict[str, Any] = {"name": self.name, **deepcopy(self._values)}
+        if "clients.count" in settings and isinstance(values["clients"], dict):
+            values["clients"].pop("names", None)
         for key, value in settings.items():
             put(values, key, value)
         if isinstance(values["clients"], dict) and isinstance(values["train"], dict):
@@ -251,7 +326,9 @@ class FedJob:
             clients |= {"names": [*self._site_args]} if self._site_args else {"count": number}
         if self._site_args:
             sites = clients.get("names") or default_site_names(int(clients["count"]))
-            words = {**dict.fromkeys(sites, train.pop("args", {})), **self._site_args}
+            of_all = train.pop("args", {})
+            own_words = {site: own for site, own in self._site_args.items() if own is not None}
+            words = {**dict.fromkeys(sites, of_all), **own_words}
             clients["args"] = {site: by_name(own, site) for site, own in words.items()}
         if not isinstance(workflow, dict):
             if self._last_workflow:

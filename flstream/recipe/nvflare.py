@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r'(")?\{(\w+)\}(?(1)"(?!\s*:))')
 _CUSTOM = re.compile(r"^(\{JOB_CUSTOM_DIR\}/|(\./)?custom/|\./)")
 _UNKNOWN = "- it is not known here"
 _NOTHING: Sequence[Any] = (None, "", [], {})
-_VALUES: Mapping[str, Callable[[Any], Any]] = {
+VALUES: Mapping[str, Callable[[Any], Any]] = {
     "arrays": lambda value: None if value == "raw" else value,
     "listed": lambda value: value if isinstance(value, list) else None,
     "min": lambda value: "min" if value else None,
@@ -329,7 +329,7 @@ class Conversion:
             if rule.startswith("-"):
                 raise ValueError(rule)
             key, _, converter = rule.partition(":")
-            convert = _VALUES.get(converter) or getattr(self, f"_{converter}", None)
+            convert = VALUES.get(converter) or getattr(self, f"_{converter}", None)
             taken = convert(value) if convert else arguments.converted(converter or name, value)
             if taken is not None:
                 self._put(key, taken)

@@ -88,6 +88,7 @@ allow_empty_global_weights | - a job has an initial model
 allow_early_termination | - a workflow of your own may end when it likes
 participating_clients train_clients | - all sites take part, and all of them train
 evaluators evaluatees | - all sites that take part score all models
+model_persistor model_locator | - a job's model is model, with its file as initial_ckpt
 clean_up_script | - nothing is run after a script
 allow_reconnect attach_id attach_timeout | - a script is started by the run
 kw_args | - experiment and run have the names of the job and of its run directory
@@ -115,7 +116,7 @@ format_version server client name deploy_map
     tb_folder starting_client client_memory_gc_rounds server_memory_gc_rounds get_task_timeout
     best_model_filename tensor_streaming min_download_timeout np_min_download_timeout
     tensor_min_download_timeout submit_task_result_timeout download_complete_timeout log_config
-    cuda_empty_cache |
+    cuda_empty_cache aggregator_data_kind memory_gc_rounds decomposers log_streaming |
 """)
 """Keys by arguments, of any class or of a workflow's, in the order of their conversion.
 

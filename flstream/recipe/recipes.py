@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, Unpack
 
-from flstream.recipe.arguments import FilterType, RecipeArguments, checked, notice
+from flstream.recipe.arguments import FilterType, JobMetaKey, RecipeArguments, checked, notice
 from flstream.recipe.fed_job import FedJob
 from flstream.recipe.sim_env import RunResult, SimEnv
 
@@ -68,7 +68,30 @@ class Recipe(FedJob):
         """Set keys of the job: see :meth:`~flstream.recipe.fed_job.FedJob.configure`."""
         self.configure(config)
 
-    add_client_config = add_server_config
+    @checked
+    def add_client_config(
+        self, config: Mapping[str, Any], clients: Sequence[str] | None = None
+    ) -> None:
+        """Set keys of the job, which all sites share: see :meth:`add_server_config`."""
+        self.configure(config)
+
+    @checked
+    def add_client_file(self, file_path: str | Path, clients: Sequence[str] | None = None) -> None:
+        """Add a file to the job's folder, for all sites: see :meth:`to`."""
+        self.to_clients(file_path)
+
+    @checked
+    def add_server_file(self, file_path: str | Path) -> None:
+        """Add a file to the job's folder: see :meth:`to`."""
+        self.to_server(file_path)
+
+    def add_decomposers(self, decomposers: Sequence[Any]) -> None:
+        """Print that none is needed: tensors and plain values are known."""
+        self.configure({"decomposers": len(decomposers)})
+
+    def enable_log_streaming(self, *file_names: str) -> None:
+        """Print that none is needed: each site's log is in the run directory."""
+        self.configure({"log_streaming": True})
 
     @checked
     def add_client_output_filter(
@@ -97,7 +120,7 @@ class Recipe(FedJob):
     add_server_input_filter = add_client_output_filter
     add_server_output_filter = add_client_input_filter
 
-    def enable_tensor_streaming(self) -> None:
+    def enable_tensor_streaming(self, **_: Any) -> None:
         """Print that tensor streaming is always on."""
         self.configure(TensorServerStreamer())
 
@@ -155,13 +178,21 @@ def add_experiment_tracking(
     recipe: Recipe,
     tracking_type: str = "tensorboard",
     tracking_config: Mapping[str, Any] | None = None,
+    client_side: bool = False,
+    server_side: bool = True,
+    clients: Sequence[str] | None = None,
 ) -> None:
     """Track a recipe's runs, with what scripts log through a ``SummaryWriter``.
+
+    There is one tracker, with the values of each site under its name.
 
     Args:
         recipe: The recipe.
         tracking_type: ``tensorboard``, ``mlflow``, or a class of your own as ``file.py:Class``.
         tracking_config: Keyword arguments of that class.
+        client_side: Accepted for NVFlare's sake, like the last two.
+        server_side: Likewise.
+        clients: Likewise.
     """
     recipe.configure({"tracking.type": tracking_type})
     if tracking_config and ":" in tracking_type:
@@ -191,6 +222,58 @@ def add_cross_site_evaluation(
     args = {"eval_task_timeout": validation_timeout, "submit_model_timeout": submit_model_timeout}
     sites = {"participating_sites": participating_clients} if participating_clients else {}
     recipe.append_workflow("cross_site", {**args, **sites})
+
+
+@checked
+def add_final_global_evaluation(
+    recipe: Recipe,
+    participating_clients: Sequence[str] | None = None,
+    validation_timeout: float = 6000,
+) -> None:
+    """Score the final model at every site once a recipe's training is over.
+
+    Args:
+        recipe: The recipe.
+        participating_clients: Names of the sites that take part; None for all.
+        validation_timeout: Seconds that a site may take.
+
+    Raises:
+        UsageError: The recipe does not train, or has another such evaluation already.
+    """
+    sites = {"participating_sites": participating_clients} if participating_clients else {}
+    recipe.append_workflow("evaluate", {"eval_task_timeout": validation_timeout, **sites})
+
+
+@checked
+def set_per_site_config(recipe: Recipe, config: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give a recipe's sites arguments of their own: see :meth:`FedJob.set_per_site_config`."""
+    recipe.set_per_site_config(config)
+
+
+@checked
+def set_recipe_meta(recipe: Recipe, key: JobMetaKey, value: Any) -> None:
+    """Print that nothing of a meta file is needed: a simulation has no deployment."""
+    notice(f"{key} is not needed, and was left out")
+
+
+def BaseFedJob(name: str = "fed_job", min_clients: int = 1, **arguments: Any) -> FedJob:
+    """Return a job with a model, for NVFlare's programs.
+
+    Args:
+        name: Name of the job.
+        min_clients: Number of updates that a round needs.
+        arguments: See :class:`~flstream.recipe.arguments.RecipeArguments`.
+    """
+    job = FedJob(name, min_clients)
+    job.set_arguments(arguments)
+    return job
+
+
+def FedAvgJob(n_clients: int, num_rounds: int, name: str = "fed_job", **arguments: Any) -> FedJob:
+    """Return a job of federated averaging: see :func:`BaseFedJob`."""
+    job = BaseFedJob(name, arguments.pop("min_clients", n_clients), **arguments)
+    job.to_server({"min_clients": n_clients, "num_rounds": num_rounds})
+    return job
 
 
 def FedAvg(num_clients: int | None = None, num_rounds: int = 5, **arguments: Any) -> dict[str, Any]:

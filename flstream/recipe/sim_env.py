@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,42 @@ if TYPE_CHECKING:
 
 # A process has one fork server for all of its threads, which a run ends when it is over.
 _one_run = threading.Lock()
+
+
+@dataclass
+class CommandLine:
+    """Settings of a command line for all runs that a program starts.
+
+    Attributes:
+        settings: Values by the dotted names of keys, in place of the program's.
+        run_dir: Folder of the run; None for one below the program's.
+        resume: Whether to go on with a run that was cut off.
+        from_round: Round whose end that run goes back to; None for where it was cut off.
+        quiet: Whether runs print nothing.
+        as_json: Whether stdout is for one JSON document.
+        summaries: Content of ``summary.json`` of the ended runs.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: Path | None = None
+    resume: bool = False
+    from_round: int | None = None
+    quiet: bool = False
+    as_json: bool = False
+    summaries: list[Summary] = field(default_factory=list)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Apply this command line to all runs of the block."""
+        global _command_line
+        _command_line = self
+        try:
+            yield
+        finally:
+            _command_line = None
+
+
+_command_line: CommandLine | None = None
 
 
 class RunFailedError(SimulationError):
@@ -83,9 +121,12 @@ class RunResult:
         """Return ``finished``, ``failed`` or ``stopped``."""
         return self.summary.status
 
-    def get_result(self, timeout: float = 0.0) -> str:
+    def get_result(self, timeout: float = 0.0, clean_up: bool = True) -> str:
         """Return the path of the run directory, at once."""
         return str(self.directory)
+
+    def abort(self) -> None:
+        """Return at once: the run has ended."""
 
     def load(self, path: str | Path | None = None) -> dict[str, torch.Tensor]:
         """Return a model's tensors by name, in memory; the final one's for None."""
@@ -138,6 +179,7 @@ class SimEnv:
         pdb: Whether an exception in training code opens pdb there, with the engine inline.
         memory_limit: Limit of the memory of all processes, such as ``2 GiB``; this process is moved
             into their control group for the run, and what it has before does not count.
+        extra: Accepted for NVFlare's sake.
 
     Attributes:
         settings: Values of a job that it sets, by the dotted names of keys.
@@ -160,6 +202,7 @@ class SimEnv:
         engine: str | None = None,
         pdb: bool = False,
         memory_limit: str | int | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         gpus = None if gpu_config is None else _gpu_groups(gpu_config)
         processes = (num_clients or None, clients, num_threads, gpus)
@@ -182,10 +225,14 @@ class SimEnv:
         """
         # Weights of models that are given as instances lie beside the run directories.
         models = self.workspace_root / "models"
+        line = _command_line or CommandLine()
+        opened = RunDirectory.reopen if line.resume else RunDirectory.create
         return _run(
-            lambda: job.resolve(self.settings, models)[0],
-            lambda job: RunDirectory.create(job.name, root=self.workspace_root),
-            quiet=self.quiet,
+            lambda: job.resolve({**self.settings, **line.settings}, models)[0],
+            lambda job: opened(job.name, line.run_dir, self.workspace_root),
+            quiet=self.quiet or line.quiet,
+            resume=line.resume,
+            line=_command_line,
         )
 
 
@@ -242,8 +289,12 @@ def _run(
     *,
     quiet: bool,
     resume: bool = False,
+    line: CommandLine | None = None,
 ) -> RunResult:
-    """Run a job in its directory, unless this is a process of a run."""
+    """Run a job in its directory, unless this is a process of a run.
+
+    The program of a command line sees how a run has ended by its status, as NVFlare's do.
+    """
     is_within = this_place() is not None  # its run has the lock
     with threading.Lock() if is_within else _one_run:
         # Another thread's run sets the variable while its processes start, so it is read in here.
@@ -251,11 +302,14 @@ def _run(
         job = resolve()
         directory, console = directory_of(job), make_console()
         console.quiet = quiet
-        summary = run_and_show(job, directory, console, resume=resume)
+        from_round = None if line is None else line.from_round
+        summary = run_and_show(job, directory, console, resume=resume, from_round=from_round)
+    if line is not None:
+        line.summaries.append(summary)
     if summary.status == "stopped":
         raise KeyboardInterrupt
     run = RunResult(directory.path)
-    if summary.status == "failed":
+    if summary.status == "failed" and line is None:
         raise RunFailedError(run)
     return run
 

@@ -99,19 +99,22 @@ class RunDirectory:
         return run
 
     @classmethod
-    def reopen(cls, job_name: str, path: Path | None = None) -> RunDirectory:
+    def reopen(
+        cls, job_name: str, path: Path | None = None, root: Path = Path("runs")
+    ) -> RunDirectory:
         """Return the folder of a run to resume, or a new one where none has begun.
 
         Args:
             job_name: For the default, the newest ``runs/<job>-<time>`` below the working directory.
             path: The folder to use instead. It need not exist.
+            root: The folder to use instead of ``runs``.
 
         Raises:
             UsageError: The folder has something else in it than a run, or cannot be used.
         """
-        folder = _newest(job_name) if path is None else path.absolute()
+        folder = _newest(job_name, root) if path is None else path.absolute()
         if folder is None:
-            return cls.create(job_name)
+            return cls.create(job_name, root=root)
         run = cls(folder)
         try:
             if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
@@ -382,9 +385,9 @@ class RunDirectory:
         sync_directory(name.parent)
 
 
-def _newest(job_name: str) -> Path | None:
-    """Return the last begun run of a job below the working directory."""
-    runs = Path("runs").absolute()
+def _newest(job_name: str, root: Path) -> Path | None:
+    """Return the last begun run of a job below a folder."""
+    runs = root.absolute()
     name = re.compile(re.escape(job_name) + r"-(\d{8}-\d{6})(?:-(\d+))?")
     runs_of_job = []
     for path in runs.iterdir() if runs.is_dir() else ():

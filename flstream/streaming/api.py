@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
 import numpy as np
@@ -81,6 +81,10 @@ class Status(NamedTuple):
     def ok(self) -> bool:
         """Whether everything arrived and is sound."""
         return self.code == "ok"
+
+    def __bool__(self) -> NoReturn:
+        # NVFlare returns the text of an error in this place, which is true after a failure.
+        raise TypeError("a Status is neither true nor false; ask status.ok")
 
 
 OnProgress = Callable[[int, int], None]
@@ -468,7 +472,7 @@ def _sound(spec: TensorSpec) -> TensorSpec:
         return msgspec.convert(tuple(spec), TensorSpec)
     except (msgspec.ValidationError, TypeError) as error:
         raise ValueError(
-            f"{spec!r} is no spec; give TensorSpec(name, round, tags), with tags a tuple of texts"
+            f"{spec!r} is no spec; give TensorSpec(name, round, tags=(text,))"
         ) from error
 
 

@@ -33,15 +33,15 @@ class TensorSpec(NamedTuple):
     Attributes:
         tensor_name: Name of the tensor.
         round_number: Number of the round that it is of.
-        tags: Words for it, such as ``trained``, in any order.
         report: Whether it is a report, such as a metric.
+        tags: Words for it, such as ``trained``, in any order.
         require_lossless: Whether it has to come bit by bit, as here every tensor does.
     """
 
     tensor_name: str
     round_number: int = 0
-    tags: tuple[str, ...] = ()
     report: bool = False
+    tags: tuple[str, ...] = ()
     require_lossless: bool = False
 
 

@@ -7,31 +7,35 @@ have in NVFlare 2.9. What is not listed here has no counterpart, and its import 
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from flstream import client
 from flstream.client.fl_model import FLModel, ParamsType
 from flstream.client.proximal import seen_in_loss
+from flstream.client.ranks import is_first_rank
 from flstream.client.scaffold import PTScaffoldHelper
-from flstream.job.bodies import CONTROL, NUM_STEPS
+from flstream.errors import UsageError
+from flstream.job.bodies import CONTROL, NUM_STEPS, PROXIMAL_MU
 from flstream.worker.joined_bodies import RECEIVED_AS, SENT_AS
 
 if TYPE_CHECKING:
     import torch
 
 ALIASES = {
-    "nvflare.client": "flstream.client",
-    "nvflare.client.api": "flstream.client",
-    "nvflare.client.decorator": "flstream.client",
-    "nvflare.client.hf": "flstream.client.hf",
-    "nvflare.client.lightning": "flstream.client.lightning",
-    "nvflare.client.tracking": "flstream.client.tracking",
+    "client": "flstream.client",
+    "client.api": "flstream.client",
+    "client.decorator": "flstream.client",
+    "client.hf": "flstream.client.hf",
+    "client.lightning": "flstream.client.lightning",
+    "client.tracking": "flstream.client.tracking",
 }
-"""Modules of this package by the names that they have in NVFlare."""
+"""Modules of this package by the names that they have in NVFlare, without its own."""
 
 
 def _constants(class_name: str, *names: str, **values: str) -> type:
@@ -41,13 +45,45 @@ def _constants(class_name: str, *names: str, **values: str) -> type:
 
 _LOGGED = ("SCALAR", "SCALARS", "TEXT", "PARAMETER", "PARAMETERS", "METRIC", "METRICS")
 
-NAMES: dict[str, list[type]] = {
+
+def _receive(
+    timeout: float | None = None,
+    into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    file: str | None = None,
+) -> FLModel | None:
+    """Fetch the global model; None in other ranks than the first, as in NVFlare."""
+    model = client.receive(timeout, into, file)
+    return model if is_first_rank() else None
+
+
+def get_fedprox_mu(model: FLModel) -> float:
+    """Return the weight of FedProx's term in a received model's ``meta``.
+
+    Raises:
+        ValueError: The server gives none, or it is not above 0.
+    """
+    mu = model.meta.get(PROXIMAL_MU)
+    if not isinstance(mu, int | float) or not 0.0 < mu < float("inf"):
+        raise ValueError(
+            f"the received meta[{PROXIMAL_MU!r}] is {mu}; set workflow.args.{PROXIMAL_MU}, or "
+            "fedprox_mu of the recipe, above 0"
+        )
+    return float(mu)
+
+
+def get_obj_logger(obj: object) -> logging.Logger:
+    """Return the logger named after an object's class, or after a class."""
+    cls = obj if isinstance(obj, type) else type(obj)
+    return logging.getLogger(f"{cls.__module__}.{cls.__qualname__}")
+
+
+NAMES: dict[str, list[Any]] = {
     # Kinds of logged values, as log() takes and ignores them.
-    "nvflare.apis.analytix": [
+    "apis.analytix": [
         _constants("AnalyticsDataType", **{name: name for name in (*_LOGGED, "TAG", "TAGS")})
     ],
     # Keys of meta. flstream reads NUM_STEPS_CURRENT_ROUND; a script may use the others as it likes.
-    "nvflare.apis.fl_constant": [
+    "apis.fl_constant": [
         _constants(
             "FLMetaKey",
             *("INITIAL_METRICS", "VALIDATE_TYPE", "START_ROUND", "CURRENT_ROUND", "TOTAL_ROUNDS"),
@@ -55,11 +91,12 @@ NAMES: dict[str, list[type]] = {
             NUM_STEPS_CURRENT_ROUND=NUM_STEPS,
         )
     ],
-    "nvflare.app_common.abstract.fl_model": [FLModel, ParamsType],
-    "nvflare.app_common.app_constant": [
-        # Keys of meta under which SCAFFOLD's control variates travel.
+    "app_common.abstract.fl_model": [FLModel, ParamsType],
+    "app_common.app_constant": [
+        # Keys of meta under which SCAFFOLD's control variates and FedProx's weight travel.
         _constants(
             "AlgorithmConstants",
+            FEDPROX_MU=PROXIMAL_MU,
             SCAFFOLD_CTRL_DIFF=SENT_AS[CONTROL],
             SCAFFOLD_CTRL_GLOBAL=RECEIVED_AS[CONTROL],
             SCAFFOLD_CTRL_AGGREGATOR_ID="scaffold_ctrl_aggregator",
@@ -73,11 +110,18 @@ NAMES: dict[str, list[type]] = {
         ),
         _constants("ModelName", "BEST_MODEL", "FINAL_MODEL"),
     ],
-    "nvflare.app_common.np.constants": [_constants("NPConstants", "NUMPY_KEY")],
-    "nvflare.app_opt.pt.fedproxloss": [],  # PTFedProxLoss, which needs torch
-    "nvflare.app_opt.pt.scaffold": [PTScaffoldHelper],
+    "app_common.np.constants": [_constants("NPConstants", "NUMPY_KEY")],
+    "app_common.utils.fedprox_utils": [get_fedprox_mu],
+    "app_opt.pt.fedce": [],  # for the reason
+    "app_opt.pt.scaffold": [PTScaffoldHelper],
+    "fuel.utils.log_utils": [get_obj_logger],
 }
-"""Names that scripts import from NVFlare's other modules."""
+"""Names that scripts import from NVFlare's other modules, by module."""
+
+REFUSED: Mapping[str, str] = {
+    "PTFedCEHelper": "FedCE has no counterpart here; write its weights as a workflow of your own",
+}
+"""Names without a counterpart that scripts import, with what to do instead."""
 
 
 def fedprox_loss() -> type[torch.nn.Module]:
@@ -103,32 +147,132 @@ def fedprox_loss() -> type[torch.nn.Module]:
     return PTFedProxLoss
 
 
-def install() -> None:
-    """Make this process import NVFlare's names from here, even beside an NVFlare."""
+class Refusal:
+    """Object in the place of a class without a counterpart; its use raises a UsageError.
+
+    A program may import what it uses in other cases only, or in annotations.
+
+    Args:
+        sentence: Message of the error.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        self._sentence = sentence
+
+    def __mro_entries__(self, bases: object) -> tuple[type]:
+        # A class of it may be in a module that is imported for something else.
+        return (type("Refused", (), {"__new__": self.__call__}),)
+
+    def __str__(self) -> str:
+        return self._sentence
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Raise the error."""
+        raise UsageError(self._sentence)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise the error."""
+        if name[:2] == "__":  # as libraries ask
+            raise AttributeError(name)
+        raise UsageError(self._sentence)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return False
+
+    def __or__(self, other: object) -> Any:
+        return Any  # in an annotation
+
+    __ror__ = __or__
+
+
+class AliasModule(ModuleType):
+    """Module of another framework's names, for objects of this package.
+
+    Args:
+        name: Name of the module.
+        names: Objects by their names; a text with a colon is the place of one, ``module:name``.
+        reasons: What to do instead, by names that have no counterpart.
+    """
+
+    def __init__(
+        self, name: str, names: Mapping[str, Any], reasons: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(name, f"Names of {name} that flstream has.")
+        self.__path__: list[str] = []
+        self.__all__ = [*names]
+        self._names, self._reasons = names, REFUSED if reasons is None else reasons
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the object of a name, and refuse other names with a sentence."""
+        if name[:1] == "_" or f"{self.__name__}.{name}" in sys.modules:
+            raise AttributeError(name)
+        if name not in self._names and (reason := self._reasons.get(name)) is not None:
+            return Refusal(f"flstream has no {name} of {self.__name__}: {reason}")
+        if name not in self._names:
+            listed = ", ".join(sorted(self._names))
+            known = f"it has {listed}" if listed else "docs/moving.md lists what it has of NVFlare"
+            raise ImportError(f"flstream has no {name} of {self.__name__}: {known}")
+        value = self._names[name]
+        if isinstance(value, str) and ":" in value:
+            module, _, attribute = value.partition(":")
+            value = getattr(importlib.import_module(module), attribute)
+        setattr(self, name, value)
+        return value
+
+
+def install(
+    more: Mapping[str, Mapping[str, Any]] | None = None, reasons: Mapping[str, str] | None = None
+) -> None:
+    """Make this process import NVFlare's names from here, even beside an NVFlare.
+
+    Args:
+        more: Names beside those that training code imports: see :func:`enter_names`.
+        reasons: See :class:`AliasModule`.
+    """
     for name in [other for other in list(sys.modules) if other.partition(".")[0] == "nvflare"]:
         del sys.modules[name]
-    for name, ours in ALIASES.items():
-        _enter(name, importlib.import_module(ours))
-    for name, classes in NAMES.items():
-        module = ModuleType(name, f"Names of {name} that flstream has.")
-        for cls in classes or [fedprox_loss()]:
-            setattr(module, cls.__name__, cls)
-        _enter(name, module)
+    enter_names("nvflare", {**client_names(), **(more or {})}, reasons)
     sys.meta_path.insert(0, _NoOther())
 
 
-def _enter(name: str, module: ModuleType) -> None:
-    """Enter a module under a name, with the packages above it."""
-    sys.modules[name] = module
-    parent, _, last = name.rpartition(".")
-    if not parent:
-        return
-    if parent not in sys.modules:
-        package = ModuleType(parent, f"The part of {parent} that flstream has.")
-        package.__path__ = []
-        _enter(parent, package)
-    if not hasattr(sys.modules[parent], last):
-        setattr(sys.modules[parent], last, module)
+def client_names() -> dict[str, dict[str, Any]]:
+    """Return what training code imports from NVFlare: objects by module and name."""
+    modules = {name: importlib.import_module(ours) for name, ours in ALIASES.items()}
+    names = {
+        name: {each: getattr(module, each) for each in vars(module)["__all__"]}
+        for name, module in modules.items()
+    }
+    for listed in names.values():
+        if "receive" in listed:
+            listed["receive"] = _receive
+    for name, objects in NAMES.items():
+        names[name] = {each.__name__: each for each in objects}
+    names["app_opt.pt.fedproxloss"] = {"PTFedProxLoss": fedprox_loss()}
+    return names
+
+
+def enter_names(
+    package: str, names: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str] | None = None
+) -> None:
+    """Enter modules below a package, and the packages above them, in ``sys.modules``.
+
+    Args:
+        package: Name of the package.
+        names: Objects by module and name: see :class:`AliasModule`.
+        reasons: See :class:`AliasModule`.
+    """
+    paths = {""}
+    for name in names:
+        parts = name.split(".")
+        paths |= {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    for path in sorted(paths):
+        full = f"{package}.{path}" if path else package
+        if path or package not in sys.modules:
+            module = AliasModule(full, names.get(path, {}), reasons)
+            sys.modules[full] = module
+        parent, _, last = full.rpartition(".")
+        if parent in sys.modules and path:
+            setattr(sys.modules[parent], last, sys.modules[full])
 
 
 class _NoOther(MetaPathFinder):
@@ -141,6 +285,6 @@ class _NoOther(MetaPathFinder):
         if fullname.partition(".")[0] != "nvflare":
             return None
         raise ModuleNotFoundError(
-            f"train.alias = nvflare has no {fullname}; it has {', '.join([*ALIASES, *NAMES])}",
+            f"flstream has no {fullname}; docs/moving.md lists what it has of NVFlare",
             name=fullname,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,6 +113,10 @@ class SiteTurn(TaskTurn):
             self._late = LateFetch(self._model, site)
         seed_everything(site.seed)
         return received
+
+    def fetch(self, names: Sequence[str]) -> Params:
+        """Return some tensors of the model."""
+        return self._model.fetch(names, self._current())
 
     def _unasked_late(self, site: SiteContext) -> LateFetch | None:
         """The fetch of late tensors, where the code has not received the model before them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from flstream.errors import (
     StreamingError,
 )
 from flstream.model.checkpoint import BodyFile, file_to_overwrite
+from flstream.model.composed import part_of
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel
@@ -29,7 +30,8 @@ from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
 from flstream.streaming.download import RemoteSource, download, layout_of_header
 from flstream.streaming.receiver import Receiver
-from flstream.telemetry.events import Transfer
+from flstream.streaming.selection import ranges_of, selected_memory
+from flstream.telemetry.events import SERVER, Transfer
 from flstream.worker.answers import SITE, expect_file_alone
 from flstream.worker.joined_bodies import JoinedBodies
 from flstream.worker.messages import LAYOUT, MODEL, Progress, Task
@@ -165,6 +167,35 @@ class TaskModel:
         if into is None and self.layout is not None:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
+
+    def fetch(self, names: Sequence[str], site: SiteContext) -> Params:
+        """Return some tensors of the model, without its other bytes where it is not here."""
+        task, worker, codecs = self.task, self.worker, self._changes.model_codecs
+        if task.joined or task.parts is not None or task.host is not None:
+            raise ClientError(
+                "the workflow sends more than a model, or parts of it, or from site to site; call "
+                "receive(), as fetch() has no part of that"
+            )
+        framework = self._framework
+        if self._has_several_sites or self._changes.keep_model(task.kind) or task.mapped:
+            seen = self._changes.received(self._arrived(None), site)
+            sink = selected_memory(seen.layout, names, None, framework, SERVER)
+            copy(part_of(seen, set(sink.layout.by_name)), sink)
+        else:
+            if codecs.lossy is not None or codecs.frames is not None:
+                raise ClientError(
+                    "streaming.codecs.down encodes models, of which fetch() has no part; call "
+                    "receive(), or leave the codecs out"
+                )
+            token, settings = task.bodies[MODEL], worker.info.streaming
+            remote = RemoteSource(worker.down, token, settings, eager=False, is_kept=True)
+            select = partial(
+                selected_memory, names=names, into=None, framework=framework, peer=remote.peer
+            )
+            sink = download(remote, select, wanted=ranges_of)
+            remote.leave()
+            worker.received(task.effect, remote.cost)
+        return {name: sink.tensors[name] for name in names}
 
     def receive_file(self, path: Path, site: SiteContext) -> None:
         """Receive the model into a safetensors file, in which code sees it."""

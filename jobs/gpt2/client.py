@@ -1,11 +1,12 @@
-"""What each site does: fine-tune the received model with TRL on its own texts, and score it."""
+"""Fine-tune the received model with TRL on the texts of this site, and score it."""
 
 import argparse
 import ast
 import sysconfig
 from pathlib import Path
 
-from datasets import Dataset, load_from_disk
+import torch
+from datasets import Dataset, load_dataset, load_from_disk
 from model import get_model
 from trl import SFTConfig, SFTTrainer
 
@@ -13,7 +14,8 @@ import flstream.client.hf as flare
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", help="a data set with a column text, as save_to_disk writes it")
-parser.add_argument("--learning_rate", type=float, default=2e-3)
+parser.add_argument("--dataset", help="a data set with a column text of the hub, such as imdb")
+parser.add_argument("--learning_rate", type=float)
 parser.add_argument("--max_steps", type=int, default=-1, help="steps of a round; -1: an epoch")
 args = parser.parse_args()
 
@@ -22,6 +24,12 @@ def my_data(site, sites):
     """This site's texts, split into those to train on and those to score with."""
     if args.data:  # a site works in a folder of its own; paths start in that of the job
         data = load_from_disk(Path(flare.system_info()["job_dir"]) / args.data).shard(sites, site)
+    elif args.dataset:
+        try:
+            data = load_dataset(args.dataset, split="train").shard(sites, site)
+        except Exception as error:  # of the hub, its client or the cache
+            what = f"--dataset {args.dataset} is not to be had from the hub or its cache"
+            raise ValueError(f"{what}: {error}") from error
     else:
         files = sorted(Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))[site::sites]
         data = Dataset.from_dict({"text": [text for file in files for text in docstrings(file)]})
@@ -39,13 +47,21 @@ flare.init()
 info = flare.system_info()
 model, tokenizer = get_model(**info["model_args"])
 data = my_data(info["site_index"], info["clients"])
+# The larger ones with the settings of NVFlare's tensor-stream example.
+is_tiny = info["model_args"].get("size", "tiny") == "tiny"
 settings = SFTConfig(
-    per_device_train_batch_size=8,
+    output_dir=f"results/{info['site_name']}",
+    per_device_train_batch_size=8 if is_tiny else 16,
+    gradient_accumulation_steps=1 if is_tiny else 2,
     num_train_epochs=1,
     max_steps=args.max_steps,
-    learning_rate=args.learning_rate,
+    learning_rate=args.learning_rate or (2e-3 if is_tiny else 2e-4),
+    lr_scheduler_type="linear" if is_tiny else "cosine",
+    loss_type="nll",
     bf16=False,
-    gradient_checkpointing=False,
+    fp16=False,
+    use_cpu=not torch.cuda.is_available(),
+    gradient_checkpointing=not is_tiny,
     max_length=128,
     save_strategy="no",
     logging_steps=1,

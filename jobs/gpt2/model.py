@@ -1,4 +1,4 @@
-"""GPT-2 with random weights and a tokenizer of bytes, or a folder of pretrained ones."""
+"""GPT-2 with random weights and a tokenizer of bytes, or pretrained ones by folder or name."""
 
 from pathlib import Path
 
@@ -18,8 +18,8 @@ def get_model(size: str = "tiny", peft: str | None = None, lora_r: int = 8):
     from transformers import AutoTokenizer
 
     tokenizer = byte_tokenizer()
-    if size not in SIZES and (folder := Path(__file__).parent / size).is_dir():
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+    if size not in SIZES:
+        tokenizer = pretrained(AutoTokenizer, size)
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     if peft is None:
         return get_base(size), tokenizer
@@ -39,9 +39,19 @@ def get_base(size: str = "tiny"):
         end = byte_tokenizer().eos_token_id
         config = GPT2Config(**SIZES[size], bos_token_id=end, eos_token_id=end, pad_token_id=end)
         return GPT2LMHeadModel(config)
-    if (folder := Path(__file__).parent / size).is_dir():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    raise ValueError(f"size = {size}: give {', '.join(SIZES)}, or a folder with a model")
+    return pretrained(AutoModelForCausalLM, size, dtype=torch.float32)
+
+
+def pretrained(kind, name: str, **options):
+    """Load from a folder beside this file, or by name from the hub or its cache."""
+    folder = Path(__file__).parent / name
+    try:
+        return kind.from_pretrained(folder if folder.is_dir() else name, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"size = {name}: it is none of {', '.join(SIZES)}, no folder with a model beside "
+            f"model.py, and not to be had from the hub or its cache: {error}"
+        ) from error
 
 
 def byte_tokenizer():

@@ -193,3 +193,14 @@ def test_a_long_exception_is_shown_in_part_and_is_whole_in_the_log(
         assert "failed after 0 rounds" in done.stdout
     assert max(map(len, (done.stdout + done.stderr).splitlines())) < 600
     assert "begin " + "x" * 5000 + " end" in (tmp_path / "run/sites/site-2/log.txt").read_text()
+
+
+def test_a_program_and_its_own_words_are_one_command(flstream_here, tmp_path):
+    (tmp_path / "program.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    done = flstream_here("simulate", tmp_path / "program.py", "-n", "2", "--", "--rounds", "3")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[1] == "['--rounds', '3']"
+    assert "program.py has started no run" in done.stderr
+    done = flstream_here("simulate", tmp_path / "job.conf", "--", "--rounds", "3")
+    assert done.returncode == 2
+    assert "only a Python program has arguments of its own" in done.stderr

@@ -16,7 +16,15 @@ MOVING = page("moving")
 # What flstream.client has and NVFlare has not.
 OWN = {
     *("base_model", "edit", "offloaded", "work", "deadline", "TimeLeft"),
-    *("DynamicRegulariser", "ScaffoldControl", "Learner", "SiteContext", "get_state_dir"),
+    *(
+        "TensorSpec",
+        "fetch",
+        "DynamicRegulariser",
+        "ScaffoldControl",
+        "Learner",
+        "SiteContext",
+        "get_state_dir",
+    ),
     *(
         "proximal_term",
         "device",
@@ -79,11 +87,16 @@ def test_the_names_and_classes_of_nvflares_that_the_page_lists_are_known():
             same = client if names.startswith("the same") else set()
             listed[module] = same | set(re.findall(r"`(\w+)`", names))
     own = {"nvflare.client": client, "nvflare.client.api": client}
-    own |= {f"nvflare.client.{trainer}": client | {"patch"} for trainer in ("hf", "lightning")}
+    own["nvflare.client.hf"] = client | {"patch"}
+    own["nvflare.client.lightning"] = client | {"patch", "logger"}
     own["nvflare.client.decorator"] = {"train", "evaluate"}
     own["nvflare.client.tracking"] = set(flstream.client.tracking.__all__)
-    assert own.keys() == ALIASES.keys()
-    other = {module: {each.__name__ for each in classes} for module, classes in NAMES.items()}
+    assert own.keys() == {f"nvflare.{module}" for module in ALIASES}
+    other = {
+        f"nvflare.{module}": {each.__name__ for each in objects}
+        for module, objects in NAMES.items()
+        if objects
+    }
     other["nvflare.app_opt.pt.fedproxloss"] = {"PTFedProxLoss"}
     assert listed == own | other
     assert set(re.findall(r"`([A-Z][a-z]\w+)`", section("Job folders"))) <= {*CLASSES}

@@ -1,6 +1,7 @@
 """jobs/gpt2: it learns and is exported, at any size and with an adapter."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,13 @@ def test_the_job_learns_and_is_exported(jobs, job, libraries, tmp_path, more):
     export(directory.path, tmp_path / "out")
     export(directory.path, tmp_path / "out.pt")
     libraries(opens, tmp_path / "out", tmp_path / "out.pt", True)
+
+
+def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(job):
+    line = [sys.executable, "-c", "import model; model.get_model('no-such-model')"]
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=job, env=variables, check=False)
+    assert "size = no-such-model: it is none of tiny, 124M, 774M" in done.stderr
 
 
 def test_an_adapter_is_trained_around_the_base_and_exported(jobs, job, tmp_path):

@@ -31,6 +31,17 @@ def value_at(job: Job, key: str) -> Any:
     return found
 
 
+def test_differences_by_openfls_names_are_codecs(load):
+    names = "send_model_deltas", "use_delta_updates"
+    job = load("", *(f"streaming.{name}=true" for name in names))
+    codecs = job.streaming.codecs
+    exact = ["delta", "shuffle", "zstd"]
+    assert [spec.type for spec in codecs.up] == [spec.type for spec in codecs.down] == exact
+    assert codecs.of_updates.needs_base
+    own = load("", "streaming.send_model_deltas=true", "streaming.codecs.up=[delta, zstd]")
+    assert [spec.type for spec in own.streaming.codecs.up] == ["delta", "zstd"]
+
+
 def test_a_short_job_file_is_filled_in_with_the_defaults(load, folder):
     job = load()
     assert job.model.factory == f"{folder}/model.py:build"

@@ -166,6 +166,11 @@ ROWS = [
     ("engine.type = rya", "engine.type", "did you mean ray?"),
     ("engine.type = inline, clients.gpus = [0]", "engine.type", "leave clients.gpus out, or take"),
     ("streaming.codecs.down = [topk]", "streaming.codecs.down[0]", "a codec of whole models"),
+    (
+        "streaming { send_model_deltas = true, codecs.up = [int8] }",
+        "streaming.send_model_deltas",
+        "put delta into codecs.up",
+    ),
     ("streaming.codecs.up = [shuffle]", "streaming.codecs.up[0]", "followed by zstd"),
     ("streaming.codecs.up = [int7]", "streaming.codecs.up[0].type", "did you mean int8?"),
     ('streaming.codecs.require_lossless = ["("]', "streaming.codecs.require_lossless", "given"),

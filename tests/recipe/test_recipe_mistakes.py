@@ -86,7 +86,10 @@ MISTAKES = [
             ({"key_metric": 3, "stop_cond": 3}, "(?s)stop_cond: given 3.*key_metric: given 3"),
             ({"learner": "client:Own"}, '\n  learner: given "client:Own"'),
             ({"fedprox_mu": -1}, "\n  fedprox_mu: given -1; must be a number"),
-            ({"aggregator": object()}, "aggregation.method: given .*object"),
+            (
+                {"aggregator": object()},
+                "aggregator is .*: an object of object; write",
+            ),
             ({"patience": "soon"}, '\n  patience: given "soon"; must be a whole number'),
             ({"train_script": 3}, '\n  train_script: given "3"; must be the path'),
             ({"min_clients": None}, "clients.count: missing"),

@@ -60,6 +60,13 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
     assert ref.wait(10).ok
 
 
+def test_a_status_is_no_truth_value_since_it_is_the_opposite_in_nvflare(harness):
+    ref = add_tensors(harness.service, MODEL, ["site-1"])
+    status, _ = download_tensors(harness.receiver(), ref.id)
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(status)
+
+
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
@@ -83,9 +90,9 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
     # Tensors of a report are others than those of a model.
     add_tensors(service, {"w": torch.ones(3)}, ["site-1"], round=2, tags=["trained"], report=True)
     specs = [
-        TensorSpec("loss", 3, ("metric",)),
-        TensorSpec("b.weight", 3, ("site-2", "trained")),
-        TensorSpec("w", 2, ("trained",)),
+        TensorSpec("loss", 3, tags=("metric",)),
+        TensorSpec("b.weight", 3, tags=("site-2", "trained")),
+        TensorSpec("w", 2, tags=("trained",)),
     ]
     for _ in range(3):  # what they were looked up in stays on offer
         status, got = download_specs(harness.receiver(), specs)
@@ -94,11 +101,14 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
         assert status.cost.requests == 3  # one for each of the refs
     assert old.outcome is None
     assert not got["w"].any()
-    report = TensorSpec("w", 2, ("trained",), True)
+    report = TensorSpec("w", 2, tags=("trained",), report=True)
     assert download_specs(harness.receiver(), [report])[1]["w"].all()
     for spec, sentence in [
-        (TensorSpec("w", 3, ("trained",)), "no tensor 'w' of round 3 and the tags trained is on"),
-        (TensorSpec("b.weight", 3, ("trained",)), "no tensor 'b.weight' of round 3"),
+        (
+            TensorSpec("w", 3, tags=("trained",)),
+            "no tensor 'w' of round 3 and the tags trained",
+        ),
+        (TensorSpec("b.weight", 3, tags=("trained",)), "no tensor 'b.weight' of round 3"),
         (TensorSpec("w"), "no tensor 'w' of round 0 is on offer by server"),
     ]:
         with pytest.raises(RefusedError, match=sentence):
@@ -216,7 +226,7 @@ def sets(**fields):
     return lambda harness: StreamSettings(**fields)
 
 
-NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags\)"
+NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags=\(text,\)\)"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +245,7 @@ NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags\)"
         (downloads(abort_signal=threading.Event()), r"give a flstream\.streaming\.Signal\(\)"),
         (downloads(abort_singal=None), "no option 'abort_singal'; did you mean 'abort_signal'"),
         (downloads(select=[3]), r"select is \[3\]; give a list of names"),
-        (finds(TensorSpec("a", 7, "agg")), NO_SPEC),
+        (finds(TensorSpec("a", 7, tags="agg")), NO_SPEC),
         (finds(TensorSpec("a", None)), NO_SPEC),
         (finds(TensorSpec("a", "7")), NO_SPEC),
         (finds(TensorSpec("a", 10**30)), NO_SPEC),

@@ -64,7 +64,7 @@ def test_a_sender_in_the_middle_of_a_frame_learns_of_a_failure_at_once(harness, 
 def test_tensors_that_are_looked_up_stay_on_offer_when_that_fails(harness):
     receiver = harness.receiver()
     ref = add_arrays(harness.service, ARRAYS, ["site-1"], round=1)
-    specs = [TensorSpec("a", 1, ()), TensorSpec("b", 1, ())]
+    specs = [TensorSpec("a", 1, tags=()), TensorSpec("b", 1, tags=())]
     with pytest.raises(ZeroDivisionError):
         download_specs(receiver, specs, on_progress=failing, framework="numpy")
     assert ref.outcome is None
@@ -81,7 +81,7 @@ def test_selected_tensors_go_to_those_of_their_names(harness, select):
         if how == "select":
             download_arrays(receiver, ref.id, into=into, select=select)
         else:
-            specs = [TensorSpec(name, 1, ()) for name in select]
+            specs = [TensorSpec(name, 1, tags=()) for name in select]
             download_specs(receiver, specs, into=into, framework="numpy")
             ref.abort("it was fetched")
         for name, each in into.items():

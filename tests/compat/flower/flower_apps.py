@@ -107,7 +107,7 @@ class Apps(NamedTuple):
 
     def job(self, *overrides: str, settings: dict | None = None) -> Job:
         """The job of the app that was written last."""
-        return load_path(self.folder, [*self.jobs.engine, *overrides], settings or {})
+        return load_path(self.folder, [*self.jobs.engine, *overrides], settings).job
 
     def run(self, server: str = SERVER, client: str = CLIENT, *overrides: str) -> Run:
         """Write an app and run it, whatever comes of it."""
