@@ -43,8 +43,9 @@ def validate(
     """
     import json
 
+    from flstream.compat import load_path
     from flstream.errors import UsageError
-    from flstream.job import job_schema, load_job
+    from flstream.job import job_schema
     from flstream.job.load import job_file
     from flstream.report.console import make_console
     from flstream.report.forecast import forecast_json, print_forecast
@@ -56,11 +57,13 @@ def validate(
         raise typer.Exit(DONE)
     if job is None:
         raise UsageError("name the job file, or print the schema of job files with --schema")
-    loaded = load_job(job, overrides or (), engine_settings(engine))
+    loaded, kind = load_path(job, overrides or (), engine_settings(engine))
     probe, need = check_job(loaded, job_file(job))
     available = available_in(run_dir or Path("runs"))
     lacking = list(lacks(loaded, probe.layout, need, available))
     console = make_console()
+    if kind and not as_json:
+        console.print(kind, highlight=False)
     # Differences of a strict model are mistakes, and were listed as such.
     differences = probe.differences
     if as_json:

@@ -63,7 +63,7 @@ def load_job(
 
     if path.is_symlink():
         path = path.resolve()  # what a job file names lies beside the file, not beside a link
-    parsed, mistaken = parsed_overrides(overrides)
+    parsed, mistaken = _parsed(overrides)
     own = {key: value for key, value in (settings or {}).items() if value is not None}
     parsed += own.items()
     hocon = read_hocon(path, parsed, text)
@@ -136,7 +136,7 @@ def _resolved(hocon: Hocon, folder: Path, source: Path | str) -> Job:
     raise JobError(source, dict.fromkeys(problems))
 
 
-def parsed_overrides(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
+def _parsed(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
     """Parse overrides; return the problems of malformed ones."""
     parsed: list[Override] = []
     problems: list[Problem] = []

@@ -13,7 +13,7 @@ from typing import Any
 from flstream.compat.flower.helpers import flatten_dict, unflatten_dict
 from flstream.errors import UsageError
 from flstream.job import Job
-from flstream.job.load import load_job, parsed_overrides
+from flstream.job.load import load_job, settings_of
 
 _DEFAULT_NODES = 10
 _DEFAULT_ROUNDS = 3
@@ -65,10 +65,8 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
     config = flatten_dict(app.get("config", {}))
     mine = [text for text in overrides if text.lstrip().startswith("app.")]
     rest = [text for text in overrides if text not in mine]
-    pairs, mistakes = parsed_overrides(mine)
-    if mistakes:
-        raise UsageError(str(mistakes[0]))
-    own = {key.removeprefix(_CONFIG): value for key, value in pairs if key.startswith(_CONFIG)}
+    of_app = settings_of(mine)
+    own = {key.removeprefix(_CONFIG): value for key, value in of_app.items() if key != _RESUME}
     for key in own:
         if key not in config:
             known = ", ".join(sorted(config)) or "none"
@@ -77,7 +75,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 f"([tool.flwr.app.config]) are {known}"
             )
     config |= own
-    by_key = dict(parsed_overrides(rest)[0])
+    by_key = settings_of(rest)
     by_key |= {key: value for key, value in settings.items() if value is not None}
     if "rounds" in by_key and _ROUNDS in config:
         config[_ROUNDS] = by_key["rounds"]
@@ -111,7 +109,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 "config": nested,
                 "seed": seed,
                 "component": components["serverapp"],
-                "resume": dict(pairs).get(_RESUME, True),
+                "resume": of_app.get(_RESUME, True),
                 # Metrics that come with updates are no scores there.
                 "evaluate": "task",
             },
