@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-diloco bench-failures bench-nvflare-table bench-peers against science digests clean
+.PHONY: help demo demo-gpt2 test test-nightly test-extras check format docs bench bench-gpt2 bench-large bench-diloco bench-failures bench-nvflare-table bench-peers bench-flower-app against science digests clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -92,6 +92,10 @@ bench-nvflare-table: $(STAMP) ## Write NVFlare's table of GPT-2 Large at six sit
 bench-peers: $(STAMP) ## Measure beside NVFlare, Flower and pfl-research; SIZE=256MiB CLIENTS=2,4 (4 GiB of disk)
 	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) $(ARGS) \
 		--json $(PEERS)/.work/peers.json --markdown $(PEERS)/.work/peers.md --plot $(PEERS)/.work/peers.png
+
+bench-flower-app: $(STAMP) ## Measure one Flower app under Flower and under flstream; SIZE=256MiB CLIENTS=2
+	$(BIN)/python $(PEERS)/compare.py --size $(SIZE) --clients $(CLIENTS) --no-race \
+		--only flower-app flower flower-1cpu $(ARGS) --markdown $(PEERS)/.work/flower-app.md
 
 against: $(STAMP) ## Compare rows with another checkout in pairs; OTHER=path ARGS='--scale 8 --rows growth'
 	@test -n "$(OTHER)" || { echo 'name the other checkout: make against OTHER=path' >&2; exit 2; }

@@ -21,6 +21,7 @@ from tree import TreeSampler, run_to_end
 
 HERE = Path(__file__).parent
 ADAPTERS, VENVS, REQUIREMENTS = HERE / "adapters", HERE / ".venvs", HERE / "requirements"
+FLOWER_APP = HERE / "flower_app"
 
 WORK = HERE / ".work"
 """Folder of runs while they are measured, and of the logs of those that failed."""
@@ -54,10 +55,12 @@ class Contestant(NamedTuple):
 
 _SIZES = ("exchange", "clients.count={clients}", "model.args.size={size}")
 _RACE_JOB = ("../benchmarks/peers/race_job",)
+_FLOWER_APP = ("../benchmarks/peers/flower_app", "clients.count={clients}")
 _VIRTUAL = ("virtual", "workflow.args.evaluate_every=0")
 
 EXCHANGE = (
     Contestant("flstream", "flstream", "flstream", _SIZES),
+    Contestant("flower-app", "flstream", "flstream, Flower's app", _FLOWER_APP),
     Contestant("nvflare", "nvflare", "NVFlare, defaults"),
     Contestant("nvflare-tensors", "nvflare", "NVFlare, tensors", ("tensors",)),
     Contestant("nvflare-offload", "nvflare", "NVFlare, least memory", ("offload",)),
@@ -185,9 +188,13 @@ def measure(contestant: Contestant, task: Task) -> Run:
             "HOME": str(folder),
             "TMPDIR": str(scratch),
             "LANG": "C.UTF-8",
-            "PYTHONPATH": f"{ADAPTERS}:{HERE.parents[1]}" if is_ours else str(ADAPTERS),
+            "PYTHONPATH": ":".join(
+                map(str, [ADAPTERS, FLOWER_APP, *([HERE.parents[1]] * is_ours)])
+            ),
             "PEERS_JOURNAL": str(journal),
             "PEERS_SHAPES": str(folder / "shapes.json"),
+            "PEERS_CLIENTS": str(task.clients),
+            "PEERS_ROUNDS": str(task.rounds),
             # Nobody is told that it was run.
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",

@@ -18,7 +18,7 @@ JOBS = Path(__file__).parents[3] / "jobs"
 
 def main(clients: int, rounds: int, job: str, settings: list[str]) -> None:
     """Run the job, note what its events have of rounds, and check the model."""
-    run = Path("run")
+    run, is_app = Path("run"), job.endswith("flower_app")
     command = [sys.executable, "-m", "flstream", "simulate", str(JOBS / job)]
     command += ["--run-dir", str(run), "--quiet"]
     # The last checkpoint alone, as the peers keep it.
@@ -32,8 +32,10 @@ def main(clients: int, rounds: int, job: str, settings: list[str]) -> None:
         match event["kind"], event.get("process"):
             case "process_ready", "server":
                 note("idle", at=event["time"], pid=event["pid"], rss=event["idle_rss"])
-            case "round_started", _:
+            case "round_started", _ if not is_app:  # which notes that itself, and the result
                 note("round", at=event["time"], number=event["round"])
+    if is_app:
+        return
     is_exchange = job == "exchange"
     with safe_open(run / "global.safetensors", "pt" if is_exchange else "numpy") as file:
         if is_exchange:

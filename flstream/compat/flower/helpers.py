@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 __version__ = "1.42.0"
@@ -18,6 +19,14 @@ Scalar = bool | bytes | float | int | str
 Metrics = dict[str, Any]
 UserConfigValue = bool | float | int | str
 UserConfig = dict[str, UserConfigValue]
+
+
+@dataclass
+class Parameters:
+    """Serialised arrays, or other bytes."""
+
+    tensors: list[bytes]
+    tensor_type: str
 
 
 def flatten_dict(nested: Mapping[str, Any] | None, parent: str = "") -> dict[str, Any]:

@@ -45,7 +45,7 @@ _MODS = _in(
 )
 _LOG = _in("helpers", "log logger")
 _CONFIG = _in("helpers", "flatten_dict unflatten_dict")
-_TYPES = _in("helpers", "Metrics NDArray NDArrays Scalar UserConfig UserConfigValue")
+_TYPES = _in("helpers", "Metrics NDArray NDArrays Parameters Scalar UserConfig UserConfigValue")
 
 NAMES: Mapping[str, Mapping[str, str]] = {
     "flwr": _in("helpers", "__version__"),
