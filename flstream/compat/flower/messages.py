@@ -116,7 +116,7 @@ class Message:
 
     @property
     def content(self) -> RecordDict:
-        """Its records."""
+        """Records of the message."""
         if self._content is None:
             raise ValueError("the message has an error, and no content; ask has_content() first")
         return self._content
@@ -155,7 +155,7 @@ class Message:
 
 @dataclass
 class Context:
-    """What an app knows of its run and node.
+    """Facts about an app's run and node.
 
     Attributes:
         run_id: Id of the run.

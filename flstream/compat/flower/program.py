@@ -56,7 +56,7 @@ def flower(run: Run, args: AppArgs) -> Model:
 
 
 class _Dialogue:
-    """What a ServerApp asks for, one after another, and what came of it."""
+    """Requests of a ServerApp, answered one after another."""
 
     def __init__(self, run: Run, process: OwnProcess[requests.FromApp], *, resumes: bool) -> None:
         self._run, self._process, self._resumes = run, process, resumes
@@ -71,7 +71,7 @@ class _Dialogue:
         self._has_trained = self._trains = self._has_begun = False
 
     def until_end(self) -> Model:
-        """Do what is asked for until the app has ended, and return its last model."""
+        """Answer requests until the app has ended, and return its last model."""
         if self.folder.exists() and not self._resumes:
             raise ResumeRefusedError(
                 "the app's replies were not kept (app.resume = false), so the run cannot resume; "

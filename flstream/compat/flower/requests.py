@@ -45,7 +45,7 @@ class Start(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What a node is sent.
+    """Message to a node.
 
     Attributes:
         site: Its site.
@@ -160,7 +160,7 @@ class Stored(msgspec.Struct, tag=True, frozen=True):
 
 
 class Remember(msgspec.Struct, tag=True, frozen=True):
-    """App: tell what was computed under a name, or have it computed."""
+    """App: return the bytes that were computed under a name, or compute them first."""
 
     name: str
 
@@ -195,7 +195,7 @@ class Report(msgspec.Struct, tag=True, frozen=True):
 
 
 class Done(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: what was asked for is done, or will be once it is needed."""
+    """Workflow: the request is done, or will be once its result is needed."""
 
 
 class Over(msgspec.Struct, tag=True, frozen=True):

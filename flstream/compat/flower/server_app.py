@@ -61,7 +61,7 @@ class ServerApp:
 
 @dataclass
 class Result:
-    """What a strategy has found.
+    """Result of a strategy.
 
     Attributes:
         arrays: The final arrays.

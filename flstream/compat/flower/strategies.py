@@ -60,7 +60,7 @@ class Strategy(ABC):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the next arrays and the metrics of a round; None for what there is not."""
+        """Return the next arrays and the metrics of a round, or None for either."""
 
     @abstractmethod
     def configure_evaluate(
