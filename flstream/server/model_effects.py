@@ -14,8 +14,10 @@ from flstream.aggregation.fold_rule import FoldRule, ServerStep
 from flstream.aggregation.tensor_fold import TensorFold
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.job.bodies import MAIN
-from flstream.model.checkpoint import FileSource
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.composed import arranged
 from flstream.model.digests import body_digest
+from flstream.model.source import Source
 from flstream.server.arguments import (
     check_adopted,
     check_bodies,
@@ -132,11 +134,15 @@ class ModelEffects:
         state = self._state
         check_model("store", model)
         state.check_round("store")
-        digest = "" if state.context.host is None else self._digest_of(path, model)
+        source = None if state.context.host is None else self._fitting(path, model)
+        digest = "" if source is None else body_digest(source)
         arguments = {"model": [model.version, model.digest], "digest": digest}
 
         def do(number: int) -> tuple[None, ModelRecord]:
-            return None, state.store.link(model, state.round, path, {MAIN: digest})
+            assert source is not None
+            file, metadata = state.store.prepare(model, state.round), state.store.metadata
+            write_checkpoint(file, source, metadata(model, state.round))
+            return None, state.store.finish(lambda: {MAIN: digest}, state.round)
 
         done = state.journal.once(
             "store", state.round, f"store({path.name})", arguments, do, NoneType
@@ -146,10 +152,11 @@ class ModelEffects:
         state.received.add_model(done.model.version, model.version, [])
         return handle
 
-    def _digest_of(self, path: Path, model: Model) -> str:
-        """Digest of a file, which must have the tensors of a model."""
+    def _fitting(self, path: Path, model: Model) -> Source:
+        """A file's tensors in the order of bodies, which must be those of a model."""
         try:
-            source = FileSource(path)
+            file = FileSource(path)
+            source = file if file.layout.is_canonical else arranged(file)
             difference = self._state.store.source(model).layout.difference(source.layout)
         except CheckpointError as error:
             flaw = f"run.store() was given a file that is no model: {error}"
@@ -158,7 +165,7 @@ class ModelEffects:
             raise WorkflowError(
                 f"run.store() was given {path}, which does not fit the run's model: {difference}"
             )
-        return body_digest(source)
+        return source
 
     def _once(
         self,

@@ -587,8 +587,7 @@ class Run:
 
         Args:
             model: A model of the run, with tensors of the same names, dtypes and shapes.
-            path: A safetensors file that is durable, on the run directory's disk, and not written
-                to any more: it gets a second name.
+            path: A safetensors file, which is copied.
 
         Raises:
             WorkflowError: The file is no such model.

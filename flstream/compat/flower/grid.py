@@ -43,7 +43,6 @@ from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
-from flstream.model.source import Source
 from flstream.transport.messages import MessageChannel
 from flstream.worker.code_errors import sentence
 
@@ -328,15 +327,12 @@ class AppGrid(Grid):
         if model is None:
             self._folder.mkdir(exist_ok=True)
             path = self._folder / f"arrays-{digest}.safetensors"
-            self._write(path, body)
+            write_checkpoint(path, body)
             self._take(self._ask(requests.Store(str(path)), requests.Stored))
+            path.unlink()
             model = self.last
         record.origin = model
         return model
-
-    def _write(self, path: Path, body: Source) -> None:
-        metadata = {"format": "pt", **({ORDER: self._order} if self._order else {})}
-        write_checkpoint(path, body, metadata)
 
     def _take(self, stored: requests.Stored) -> ArrayRecord:
         """Return the record of a model that the run has made."""

@@ -4,6 +4,8 @@ import pytest
 from flower_apps import CLIENT, SERVER, log_of
 from test_flower_strategies import OWN, final, server
 
+from flstream.errors import UsageError
+
 LOOP = """
 import random
 import numpy as np
@@ -159,3 +161,28 @@ def test_a_damaged_content_is_a_sentence(apps):
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.raises(AssertionError, match="was changed; start a new run"):
         apps.resume(run)
+
+
+def test_without_resume_replies_go_at_once_and_a_resume_is_refused(apps):
+    own = OWN.replace(
+        "names = list",
+        "from pathlib import Path\n"
+        "        folder = Path(replies[0].content['arrays'].origin.grid._folder)\n"
+        "        print('on disk', len(list(folder.glob('reply-*'))), flush=True)\n"
+        "        names = list",
+    )
+    text = server("Halving()", own, rounds=3)
+    kept = apps.finish(text, CLIENT, "checkpoints.keep=1")
+    dropped = apps.finish(text, CLIENT, "app.resume=false", "checkpoints.keep=1")
+    assert kept.summary.model.digest == dropped.summary.model.digest
+    # Those of nodes 2 and 3 are read.
+    assert lines_of(kept, "on disk") == [f"on disk {count}" for count in (0, 2, 4)]
+    assert lines_of(dropped, "on disk") == ["on disk 0"] * 3
+    assert len(list(dropped.directory.path.glob("checkpoints/*.safetensors"))) <= 2
+
+    point = indented(BREAK.format(number="server_round"), 8)
+    broken_own = OWN.replace("return ArrayRecord({", f"{point}\n        return ArrayRecord({{")
+    text = server("Halving()", broken_own)
+    run = broken(apps, lambda: apps.run(text, CLIENT, "app.resume=false"), 2)
+    with pytest.raises(UsageError, match=r"replies were not kept \(app.resume = false\)"):
+        apps.resume(run, "app.resume=false")
