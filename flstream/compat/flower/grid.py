@@ -320,7 +320,7 @@ class AppGrid(Grid):
             return record.origin
         if record.forms != self._forms:
             return None
-        tensors = {name: array.torch() for name, array in record.items()}
+        tensors = {name: array.torch(is_own=False) for name, array in record.items()}
         body = MemoryBody.of(tensors, tied=self._layout.aliases)
         digest = body_digest(body)
         model = self._known.get(digest)

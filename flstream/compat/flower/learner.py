@@ -103,7 +103,7 @@ class AppLearner(Learner):
             meta["num_examples"] = max(float(metrics.pop(weighted_by)), _LEAST_WEIGHT)
         params = None
         if name is not None:
-            params = {key: array.torch() for key, array in reply[name].items()}
+            params = {key: array.torch(is_own=False) for key, array in reply[name].items()}
         shown = {key: float(value) for key, value in metrics.items() if key not in BESIDE_METRICS}
         return FLModel(params=params, metrics=shown, meta=meta)
 

@@ -153,12 +153,13 @@ class Array:
         value = self.value
         return value.copy() if isinstance(value, np.ndarray) else value.numpy().copy()
 
-    def torch(self) -> torch.Tensor:
-        """Return a torch tensor."""
+    def torch(self, *, is_own: bool = True) -> torch.Tensor:
+        """Return a torch tensor, of its own unless that is not asked for."""
         import torch
 
         value = self.value
-        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        return tensor.clone() if is_own else tensor
 
     @property
     def dtype(self) -> str:
@@ -297,7 +298,8 @@ class ArrayRecord(TypedRecord[Array]):
 
     def to_torch_state_dict(self, *, keep_input: bool = True) -> OrderedDict[str, torch.Tensor]:
         """Return the arrays as torch tensors by name."""
-        tensors = OrderedDict((name, array.torch()) for name, array in self.items())
+        items = self.items()
+        tensors = OrderedDict((name, array.torch(is_own=keep_input)) for name, array in items)
         if not keep_input:
             self.clear()
         return tensors

@@ -181,3 +181,22 @@ def test_a_run_says_how_it_was_resolved(apps):
     summary = json.loads(run.directory.summary.read_text())
     assert summary["job"] == "little-app"
     assert "compat.flower.program:flower" in (run.directory.path / "job.conf").read_text()
+
+
+def test_what_is_read_of_a_record_is_the_readers_own(apps):
+    client = CLIENT.replace(
+        "numpy_ndarrays()", "numpy_ndarrays()\n    spoilt(msg.content['arrays'])", 1
+    )
+    client += """
+def spoilt(record):
+    for tensor in record.to_torch_state_dict().values():
+        tensor.fill_(1000)
+    for array in record.to_numpy_ndarrays():
+        array[...] = 1000
+    assert all((array.numpy() < 100).all() for array in record.values())
+"""
+    server = SERVER + "from little_app.client_app import spoilt\n"
+    server = server.replace(
+        'print("ended', 'spoilt(arrays), spoilt(result.arrays)\n    print("ended'
+    )
+    assert apps.finish(server, client).summary.model.digest == apps.finish().summary.model.digest
