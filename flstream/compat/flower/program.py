@@ -83,6 +83,8 @@ class _Dialogue:
         self._process.send(start)
         while True:
             request = self._process.receive()
+            if not isinstance(request, requests.Read | requests.FoldAnswers):
+                self._send_unseen()
             if isinstance(request, requests.End):
                 if request.error:
                     raise WorkflowError(request.error)
@@ -91,6 +93,12 @@ class _Dialogue:
                 self._drop(request)
             else:
                 self._process.send(self._answer(request))
+
+    def _send_unseen(self) -> None:
+        """Have the messages answered whose replies nobody has looked at or folded."""
+        for updates in self._batches.values():
+            if not (updates.is_read or updates.training.is_done):
+                len(updates)
 
     def _drop(self, request: requests.Drop) -> None:
         """Release models and answers, so that their files may go."""
@@ -172,7 +180,9 @@ class _Dialogue:
     def _folded(self, request: requests.FoldAnswers) -> msgspec.Struct:
         updates: Any = self._batches[request.batch]
         base = updates.training.base
-        if request.sites is not None:
+        if request.sites is None and updates.is_read:
+            updates = [update for update in updates if update.has_tensors]
+        elif request.sites is not None:
             updates = [self._update(request.batch, site) for site in request.sites]
         rule = None
         if request.weights is not None:

@@ -3,8 +3,10 @@
 import pytest
 from flower_apps import CLIENT, SERVER, log_of
 from test_flower_strategies import OWN, final, server
+from training_scripts import of_kind
 
 from flstream.errors import UsageError
+from flstream.telemetry.events import EffectDone
 
 LOOP = """
 import random
@@ -87,6 +89,18 @@ def lines_of(run, word):
     lines = log_of(run)
     begins = [place for place, line in enumerate(lines) if line.startswith("flstream: ")]
     return [line for line in lines[begins[-1] if begins else 0 :] if line.startswith(word)]
+
+
+def test_messages_whose_replies_nobody_looks_at_are_sent(apps):
+    ignoring = LOOP.replace(
+        "numbers = grid.push_messages(messages)", "grid.send_and_receive(messages)"
+    )
+    ignoring = ignoring.replace("replies = list(grid.pull_messages(numbers))", "replies = []")
+    ignoring = ignoring.replace("assert not list(grid.pull_messages(numbers))", "")
+    run = apps.finish(ignoring.replace("BREAK", ""), NODES)
+    # A query and a training in each round.
+    trained = [each for each in of_kind(run, EffectDone) if each.name == "train"]
+    assert len(trained) == 4
 
 
 @pytest.mark.parametrize("at", [0, 1])
