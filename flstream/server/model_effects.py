@@ -142,7 +142,8 @@ class ModelEffects:
             assert source is not None
             file, metadata = state.store.prepare(model, state.round), state.store.metadata
             write_checkpoint(file, source, metadata(model, state.round))
-            return None, state.store.finish(lambda: {MAIN: digest}, state.round)
+            optimizer = state.store.keep_state(model, file)
+            return None, state.store.finish(lambda: {MAIN: digest, **optimizer}, state.round)
 
         done = state.journal.once(
             "store", state.round, f"store({path.name})", arguments, do, NoneType

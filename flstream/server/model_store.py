@@ -502,6 +502,17 @@ class ModelStore:
             return None
         return self._body(stored, OPTIMIZER).path
 
+    def keep_state(self, model: Model, path: Path) -> dict[str, str]:
+        """Give the optimizer's state beside a model, if any, a second name beside another file.
+
+        Returns:
+            Digest of the state by its name, as :meth:`finish` takes it.
+        """
+        if (state := self.state_of(model)) is None:
+            return {}
+        self._run.publish(state, body_file(path, OPTIMIZER))
+        return {OPTIMIZER: self._models[model.version].record.optimizer_state}
+
     def changes_of(self, model: Model) -> FileSource | None:
         """The encoded changes of a model from the one before it, verified once; None for none.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flstream.compat.flower.helpers import flatten_dict, unflatten_dict
+from flstream.compat.flower.helpers import flatten_dict
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.job.load import load_job, settings_of
@@ -36,8 +36,12 @@ def app_table(folder: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     flower: Any = project.get("tool", {}).get("flwr", {})
-    if "components" not in flower.get("app", {}):
+    app: Any = flower.get("app", {}) if isinstance(flower, Mapping) else {}
+    if not isinstance(app, Mapping) or "components" not in app:
         return None
+    for key in ("components", "config"):
+        if not isinstance(app.get(key, {}), Mapping):
+            raise UsageError(f"{path}: [tool.flwr.app.{key}] is a table, and not {app[key]!r}")
     return {"name": project.get("project", {}).get("name", folder.name), **flower}
 
 
@@ -62,6 +66,13 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
             f"{folder}/pyproject.toml has no {missing[0]} in [tool.flwr.app.components]; name one, "
             f'such as {missing[0]} = "package.module:app"'
         )
+    for key in ("serverapp", "clientapp"):
+        named = app["components"][key]
+        if not re.fullmatch(r"[\w.]+:\w+", str(named)):
+            raise UsageError(
+                f"{folder}/pyproject.toml names {named!r} as its {key}; name one such as "
+                '"package.module:app"'
+            )
     config = flatten_dict(app.get("config", {}))
     mine = [text for text in overrides if text.lstrip().startswith("app.")]
     rest = [text for text in overrides if text not in mine]
@@ -80,8 +91,8 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
     if "rounds" in by_key and _ROUNDS in config:
         config[_ROUNDS] = by_key["rounds"]
     seed, count = by_key.get("seed", 0), by_key.get("clients.count", _nodes(table))
-    nested = unflatten_dict(config)
-    place = {"folder": str(folder), "config": nested, "seed": seed}
+    settings_text = json.dumps(config)
+    place = {"folder": str(folder), "config": settings_text, "seed": seed}
     components = app["components"]
     rounds = config.get(_ROUNDS)
     sites = [f"site-{number}" for number in range(1, int(count) + 1)]
@@ -106,7 +117,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
             "type": "flstream.compat.flower.program:flower",
             "args": {
                 "folder": str(folder),
-                "config": nested,
+                "config": settings_text,
                 "seed": seed,
                 "component": components["serverapp"],
                 "resume": of_app.get(_RESUME, True),

@@ -141,6 +141,9 @@ class Client(NumPyClient):
         )
 
 
+LEAST_WEIGHT = 1e-15
+"""Number that a weight of 0 becomes: an update's weight is above it."""
+
 ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 """Names of the records in messages of strategies, unless a strategy has others."""
 

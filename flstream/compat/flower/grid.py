@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import socket
 import sys
+import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from safetensors import safe_open
 
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import content, names, requests
-from flstream.compat.flower.helpers import flatten_dict
 from flstream.compat.flower.messages import (
     DEFAULT_TTL,
     SERVER_NODE,
@@ -64,10 +66,12 @@ class ModelOfRun:
     Attributes:
         version: Its version.
         path: Path of its file.
+        digest: Its digest.
     """
 
     version: int
     path: str
+    digest: str
 
 
 @dataclass(eq=False)
@@ -76,19 +80,22 @@ class Batch:
 
     Attributes:
         number: Its number, from 1.
+        model: The model that its messages have the arrays of; None where they have none.
         weighted_by: Name of the metric by which the sites weight their answers.
     """
 
     number: int
+    model: ModelOfRun | None
     weighted_by: str
 
 
 class ReplyUpdate(NamedTuple):
-    """Arrays of a site's reply that are an update of the model."""
+    """Arrays of a site's reply that are an update of the model, and the weight that it has."""
 
     grid: AppGrid
     batch: Batch
     site: str
+    weight: Any
 
 
 def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Array]:
@@ -132,14 +139,14 @@ class Grid(ABC):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
 
-class Replies(Sequence[Message]):
-    """Replies to messages, in the order of those; sites answer once one is looked at.
+class Replies(MutableSequence[Message]):
+    """List of replies to messages, in their order; sites answer once one is looked at.
 
     Passed on to a strategy unseen, they are folded as they come.
 
     Attributes:
         grid: The grid.
-        batches: The batches that they come of.
+        batches: For each message, the batch that it was sent in.
         is_seen: Whether one was looked at.
     """
 
@@ -148,28 +155,38 @@ class Replies(Sequence[Message]):
     ) -> None:
         self.grid, self.batches = grid, batches
         self.is_seen, self._sent = False, messages
-        self._replies: list[Message] | None = None
 
-    def _look(self) -> list[Message]:
+    @cached_property
+    def _list(self) -> list[Message]:
         self.is_seen = True
-        if self._replies is None:
-            self._replies = self.grid.replies(self.batches, self._sent)
-        return self._replies
+        return self.grid.replies(self.batches, self._sent)
 
     def __len__(self) -> int:
-        return len(self._look())
+        return len(self._list)
 
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
+    def __getitem__(self, index: Any) -> Any:
+        return self._list[index]
 
-    @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._list[index] = value
 
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        return self._look()[index]
+    def __delitem__(self, index: int | slice) -> None:
+        del self._list[index]
 
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self._look())
+    def insert(self, index: int, value: Message) -> None:
+        """Insert a reply."""
+        self._list.insert(index, value)
+
+    def sort(self, **how: Any) -> None:
+        """Sort the replies, as a list's method does."""
+        self._list.sort(**how)
+
+    def copy(self) -> list[Message]:
+        """Return a list of the replies."""
+        return list(self._list)
+
+    def __add__(self, other: Iterable[Message]) -> list[Message]:
+        return [*self._list, *other]
 
 
 class RunOverError(BaseException):
@@ -190,14 +207,13 @@ class AppGrid(Grid):
 
     def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
         self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
+        self._turn = threading.RLock()  # an app may use the grid in threads
         self.run_id, self._nodes = run_id(place), node_ids(place)
         self._sites = {node: site for site, node in self._nodes.items()}
         start = self._reply(requests.Start)
         self._folder = Path(start.folder)
         # Numbers of batches and versions of models that nobody refers to any more.
         self._batches_dropped, self._models_dropped = list[int](), list[int]()
-        # By digest, the models that somebody refers to.
-        self._known: weakref.WeakValueDictionary[str, ModelOfRun] = weakref.WeakValueDictionary()
         self.last = self._model(start.model, start.path, start.digest)
         source = FileSource(Path(start.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
@@ -215,20 +231,15 @@ class AppGrid(Grid):
         return reply
 
     def _model(self, version: int, path: str, digest: str) -> ModelOfRun:
-        """Return a new model; one that has the same bits as another takes its place."""
-        model = self._known[digest] = ModelOfRun(version, path)
+        """Return a new model, whose version is noted once nobody refers to it."""
+        model = ModelOfRun(version, path, digest)
         weakref.finalize(model, self._models_dropped.append, version).atexit = False
         return model
 
     def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
-        if self._batches_dropped or self._models_dropped:
-            self._channel.send(
-                requests.Drop([*self._batches_dropped], [*self._models_dropped]), timeout=None
-            )
-            self._batches_dropped.clear()
-            self._models_dropped.clear()
-        self._channel.send(request, timeout=None)
-        return self._reply(kind)
+        with self._turn:
+            self._channel.send(request, timeout=None)
+            return self._reply(kind)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes, in the order of the sites."""
@@ -258,30 +269,35 @@ class AppGrid(Grid):
         """
         messages, now = list(messages), self._began
         weighted_by = next((m.weighted_by for m in messages if hasattr(m, "weighted_by")), WEIGHT)
-        # A batch has one model, and one message to a node.
-        groups: dict[tuple[str, int | None, int], list[requests.Sent]] = {}
+        # A batch has one model, and one message to a node: a second one is in another batch.
+        batches: dict[tuple[str, int | None, int], tuple[Batch, list[requests.Sent]]] = {}
+        of_message: list[Batch] = []
         packed: dict[tuple[int, int | None], requests.Content] = {}
-        counts: dict[tuple[str, int | None, int], int] = {}
+        counts: Counter[tuple[str, int | None, int]] = Counter()
         stored: dict[int, ModelOfRun | None] = {}
         for message in messages:
-            metadata = message.metadata
-            number = next(self._messages)
+            metadata, records = message.metadata, message.content
+            number, node = next(self._messages), metadata.dst_node_id
             metadata.run_id, metadata.message_id = self.run_id, f"{self.run_id}-{number}"
             metadata.created_at = now + number / 1e6
-            body, model = self._body_of(message.content, stored)
-            key = id(message.content), None if model is None else model.version
-            if key not in packed:
-                packed[key] = content.put(self._folder, pack_records(message.content, body))
-            node = metadata.dst_node_id
             if node not in self._sites:
                 raise ValueError(
                     f"a message is for the node {node}, and the run has none of that id; take one "
                     "of grid.get_node_ids()"
                 )
-            category = metadata.message_type.partition(".")[0]
+            body, model = self._body_of(records, stored)
             version = None if model is None else model.version
-            wave = counts.get((category, version, node), 0)
-            counts[category, version, node] = wave + 1
+            if (id(records), version) not in packed:
+                data = pack_records(records, body)
+                packed[id(records), version] = content.put(self._folder, data)
+            category = metadata.message_type.partition(".")[0]
+            counts[category, version, node] += 1
+            key = category, version, counts[category, version, node]
+            if key not in batches:
+                batch = Batch(next(self._batches), model, weighted_by)
+                weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
+                batches[key] = batch, []
+            batch, sent = batches[key]
             facts = {
                 "type": metadata.message_type,
                 "group": metadata.group_id,
@@ -289,16 +305,26 @@ class AppGrid(Grid):
                 "time": now,
                 "weight": weighted_by,
             }
-            sent = requests.Sent(self._sites[node], packed[key], facts)
-            groups.setdefault((category, version, wave), []).append(sent)
-        batches = []
-        for (category, version, _), sent_messages in groups.items():
-            batch = Batch(next(self._batches), weighted_by)
-            weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
-            send = requests.Send(batch.number, category, version, sent_messages, timeout)
-            self._ask(send, requests.Done)
-            batches.append(batch)
-        return Replies(self, batches, messages)
+            sent.append(requests.Sent(self._sites[node], packed[id(records), version], facts))
+            of_message.append(batch)
+        if messages:
+            self._send(batches, timeout)
+        return Replies(self, of_message, messages)
+
+    def _send(
+        self,
+        batches: Mapping[tuple[str, int | None, int], tuple[Batch, list[requests.Sent]]],
+        timeout: float | None,
+    ) -> None:
+        sent = [
+            requests.SentBatch(batch.number, category, version, messages)
+            for (category, version, _), (batch, messages) in batches.items()
+        ]
+        unused = [
+            [dropped.pop(0) for _ in range(len(dropped))]
+            for dropped in (self._batches_dropped, self._models_dropped)
+        ]
+        self._ask(requests.Send(sent, timeout, *unused), requests.Done)
 
     def _body_of(
         self, records: RecordDict, stored: dict[int, ModelOfRun | None]
@@ -323,16 +349,14 @@ class AppGrid(Grid):
         tensors = {name: array.torch(is_own=False) for name, array in record.items()}
         body = MemoryBody.of(tensors, tied=self._layout.aliases)
         digest = body_digest(body)
-        model = self._known.get(digest)
-        if model is None:
+        if digest != self.last.digest:
             self._folder.mkdir(exist_ok=True)
             path = self._folder / f"arrays-{digest}.safetensors"
             write_checkpoint(path, body)
             self._take(self._ask(requests.Store(str(path)), requests.Stored))
             path.unlink()
-            model = self.last
-        record.origin = model
-        return model
+        record.origin = self.last
+        return self.last
 
     def _take(self, stored: requests.Stored) -> ArrayRecord:
         """Return the record of a model that the run has made."""
@@ -340,14 +364,16 @@ class AppGrid(Grid):
         return ArrayRecord.lying(self.last, lambda: arrays_of_file(stored.path))
 
     def replies(self, batches: Sequence[Batch], sent: Sequence[Message]) -> list[Message]:
-        """Return the replies to the messages of some batches, in the order of the messages."""
-        answers: dict[str, list[tuple[Batch, requests.Answer]]] = {}
-        for batch in batches:
-            for answer in self._ask(requests.Read(batch.number), requests.Answers).answers:
-                answers.setdefault(answer.site, []).append((batch, answer))
+        """Return the replies to messages, in their order, each sent in one of the batches."""
+        answers = {
+            (batch.number, answer.site): answer
+            for batch in dict.fromkeys(batches)
+            for answer in self._ask(requests.Read(batch.number), requests.Answers).answers
+        }
         return [
-            self._message(message, *answers[self._sites[message.metadata.dst_node_id]].pop(0))
-            for message in sent
+            self._message(message, batch, answers[batch.number, site])
+            for message, batch in zip(sent, batches, strict=True)
+            for site in [self._sites[message.metadata.dst_node_id]]
         ]
 
     def _message(self, to: Message, batch: Batch, answer: requests.Answer) -> Message:
@@ -373,9 +399,13 @@ class AppGrid(Grid):
                 path = self._ask(request, requests.UpdatePath).path
                 return arrays_of_file(path, self._order)
 
-            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site), opened)
+            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), opened)
 
         records = unpack_records(content.get(self._folder, answer.content), update)
+        metrics: Mapping[str, Any] = next(iter(records.metric_records.values()), {})
+        for record in records.array_records.values():
+            if isinstance(record.origin, ReplyUpdate):
+                record.origin = record.origin._replace(weight=metrics.get(batch.weighted_by))
         return Message(records, metadata=reply)
 
     def fold(
@@ -398,11 +428,12 @@ class AppGrid(Grid):
 
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
         """Compute bytes once in the run: where it was resumed, return what they were."""
-        self._channel.send(requests.Remember(name), timeout=None)
-        reply = self._channel.receive()
-        if isinstance(reply, requests.Compute):
-            self._channel.send(requests.Value(compute()), timeout=None)
+        with self._turn:
+            self._channel.send(requests.Remember(name), timeout=None)
             reply = self._channel.receive()
+            if isinstance(reply, requests.Compute):
+                self._channel.send(requests.Value(compute()), timeout=None)
+                reply = self._channel.receive()
         assert isinstance(reply, requests.Value)
         return reply.value
 
@@ -466,7 +497,7 @@ def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
     """Call the main function of a ServerApp."""
     seed_everything(start_seed(place.seed, ""))
     app = names.load_app(place.folder, place.component)
-    context = Context(grid.run_id, SERVER_NODE, {}, run_config=flatten_dict(place.config))
+    context = Context(grid.run_id, SERVER_NODE, {}, run_config=json.loads(place.config))
     app(grid, context)
 
 
@@ -484,6 +515,8 @@ def initial_arrays(**place: Any) -> dict[str, Any]:
         if caught.arrays is not None:
             return {name: array.torch() for name, array in caught.arrays.items()}
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not error.code:
+            return {"none": torch.zeros(1)}
         code_failed(error)
         raise ModelError(f"{_failed(error)}; see model-builder.log") from error
     return {"none": torch.zeros(1)}
@@ -498,6 +531,9 @@ def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
     except RunOverError:
         log.info("The run has ended early, as its job says")
     except BaseException as error:
+        if isinstance(error, SystemExit) and not error.code:
+            grid.end()
+            return
         code_failed(error)
         grid.end(f"{_failed(error)}; see serverapp.log")
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import Learner
 from flstream.compat.flower import content, names
-from flstream.compat.flower.helpers import flatten_dict
+from flstream.compat.flower.client_app import LEAST_WEIGHT
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
 from flstream.compat.flower.nodes import node_id, run_id
 from flstream.compat.flower.program import SENT
@@ -25,9 +26,6 @@ from flstream.runs.summary import BESIDE_METRICS
 
 _STATE = "context.records"
 
-# What a weight of 0 is sent as: an update's weight is above it.
-_LEAST_WEIGHT = 1e-15
-
 
 class AppLearner(Learner):
     """Learner that hands each message to a ClientApp, and sends its reply.
@@ -35,15 +33,13 @@ class AppLearner(Learner):
     Args:
         folder: The app's folder.
         component: Its ClientApp, ``package.module:name``.
-        config: Its settings.
+        config: Its settings, as JSON.
         seed: Seed of the job.
         sites: Number of the job's sites.
     """
 
-    def __init__(
-        self, folder: str, component: str, config: dict[str, Any], seed: int, sites: int
-    ) -> None:
-        self._seed, self._sites, self._config = seed, sites, flatten_dict(config)
+    def __init__(self, folder: str, component: str, config: str, seed: int, sites: int) -> None:
+        self._seed, self._sites, self._config = seed, sites, json.loads(config)
         self._run_id = run_id(AppPlace(folder, component, config, seed, []))
         self._app = names.load_app(folder, component)
 
@@ -87,11 +83,13 @@ class AppLearner(Learner):
     def _answer(
         self, reply: RecordDict, received: Mapping[str, Any], weighted_by: str, folder: Path
     ) -> FLModel:
-        forms = {
-            name: (str(t.dtype).removeprefix("torch."), list(t.shape))
-            for name, t in received.items()
-        }
-        name = next((n for n, each in reply.array_records.items() if each.forms == forms), None)
+        shapes = {name: list(tensor.shape) for name, tensor in received.items()}
+
+        def fits(record: ArrayRecord) -> bool:
+            return {name: array.shape for name, array in record.items()} == shapes
+
+        records = reply.array_records.items()
+        name = next((name for name, record in records if received and fits(record)), None)
         metrics = {
             key: value
             for record in reply.metric_records.values()
@@ -100,10 +98,19 @@ class AppLearner(Learner):
         }
         meta: dict[str, Any] = {SENT: content.put(folder, pack_records(reply, name))}
         if weighted_by in metrics:
-            meta["num_examples"] = max(float(metrics.pop(weighted_by)), _LEAST_WEIGHT)
+            weight = float(metrics.pop(weighted_by))
+            if not weight >= 0:
+                raise ValueError(
+                    f"the reply's weight {weighted_by!r} is {weight:g}; send 0 or more"
+                )
+            meta["num_examples"] = max(weight, LEAST_WEIGHT)
         params = None
         if name is not None:
-            params = {key: array.torch(is_own=False) for key, array in reply[name].items()}
+            params = {
+                # In the dtypes that were received, which the run keeps.
+                key: array.torch(is_own=False).to(received[key].dtype)
+                for key, array in reply[name].items()
+            }
         shown = {key: float(value) for key, value in metrics.items() if key not in BESIDE_METRICS}
         return FLModel(params=params, metrics=shown, meta=meta)
 

@@ -74,6 +74,7 @@ _REFUSED = {
     "SecAggPlusWorkflow": "secure aggregation",
     "secaggplus_mod": "secure aggregation",
     "secagg_mod": "secure aggregation",
+    "QFedAvg": "q-FedAvg",
     "FedXgbBagging": "aggregation of XGBoost's trees",
     "FedXgbCyclic": "aggregation of XGBoost's trees",
     "ServerConfig": "the older ServerApp with server_fn",

@@ -73,8 +73,10 @@ class _Private(Strategy):
         """Return the strategy's arrays with noise, and its metrics."""
         replies = list(replies)
         valid = [reply for reply in replies if reply.has_content()]
-        if not valid:
-            log.info("aggregate_train: no results")
+        if not valid or len(valid) < len(replies):
+            log.info(
+                "aggregate_train: %s of %s nodes failed", len(replies) - len(valid), len(replies)
+            )
             return None, None
         if len(valid) != self.num_sampled_clients:
             log.warning(

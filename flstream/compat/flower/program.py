@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from pydantic import Field
 
 from flstream.compat.flower import requests
 from flstream.compat.flower.content import FOLDER
@@ -34,8 +33,8 @@ class AppArgs(WorkflowArgs):
     component: str
     """The ServerApp, `package.module:name`."""
 
-    config: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """The app's settings (`app.config`)."""
+    config: str = "{}"
+    """The app's settings (`app.config`), as JSON."""
 
     seed: int = 0
     """The job's seed."""
@@ -89,10 +88,7 @@ class _Dialogue:
                 if request.error:
                     raise WorkflowError(request.error)
                 return model if request.model is None else self._models[request.model]
-            if isinstance(request, requests.Drop):
-                self._drop(request)
-            else:
-                self._process.send(self._answer(request))
+            self._process.send(self._answer(request))
 
     def _send_unseen(self) -> None:
         """Have the messages answered whose replies nobody has looked at or folded."""
@@ -100,11 +96,11 @@ class _Dialogue:
             if not (updates.is_read or updates.training.is_done):
                 len(updates)
 
-    def _drop(self, request: requests.Drop) -> None:
+    def _drop(self, request: requests.Send) -> None:
         """Release models and answers, so that their files may go."""
-        for version in request.models:
+        for version in request.unused_models:
             self._models.pop(version, None)
-        for number in request.batches:
+        for number in request.unused_batches:
             self._batches.pop(number, None)
             self._asked.pop(number, None)
             for path in [] if self._resumes else self.folder.glob(f"reply-{number}-*"):
@@ -119,6 +115,8 @@ class _Dialogue:
             case requests.OpenUpdate(batch, site):
                 return requests.UpdatePath(str(self._opened(batch, site)))
             case requests.Store(path):
+                if not self._has_begun:
+                    self._begin_round(set())
                 return self._stored(self._run.store(self._newest, Path(path)))
             case requests.FoldAnswers():
                 return self._folded(request)
@@ -130,22 +128,28 @@ class _Dialogue:
         raise WorkflowError(f"the ServerApp's process sent {type(request).__name__} out of turn")
 
     def _send(self, request: requests.Send) -> msgspec.Struct:
-        if not self._begin_round(request.category):
+        self._drop(request)
+        if not self._begin_round({batch.category for batch in request.batches}):
             return requests.Over()
-        model = self._newest if request.model is None else self._models[request.model]
-        messages: Mapping[str, Any] = {
-            sent.site: {SENT: {"content": sent.content, **sent.facts}} for sent in request.messages
-        }
-        self._asked[request.batch] = list(messages)
-        self._batches[request.batch] = self._run.ask(model, messages, request.timeout)
+        for batch in request.batches:
+            model = self._newest if batch.model is None else self._models[batch.model]
+            messages: Mapping[str, Any] = {
+                sent.site: {SENT: {"content": sent.content, **sent.facts}}
+                for sent in batch.messages
+            }
+            self._asked[batch.number] = list(messages)
+            self._batches[batch.number] = self._run.ask(model, messages, request.timeout)
+            if batch is not request.batches[-1]:  # a site has one task at a time
+                len(self._batches[batch.number])
         return requests.Done()
 
-    def _begin_round(self, category: str) -> bool:
+    def _begin_round(self, categories: Set[str]) -> bool:
         """Begin a round with its first messages to train; return False where the run is to end.
 
         An app that has not sent any begins one with each messages to query.
         """
-        is_train, is_query = category == "train", category == "query" and not self._trains
+        is_train = "train" in categories
+        is_query = "query" in categories and not self._trains
         if not self._has_begun or (is_train and self._has_trained) or is_query:
             # An app may have more rounds than the job: those are a part of the last one.
             next(self._rounds, None)
@@ -205,7 +209,11 @@ class _Dialogue:
         value = self._process.receive()
         if isinstance(value, requests.End):
             raise WorkflowError(value.error)
-        assert isinstance(value, requests.Value), "the process computes nothing else"
+        if not isinstance(value, requests.Value):
+            raise WorkflowError(
+                "evaluate_fn has sent messages, or looked at arrays of a reply, which it must not; "
+                "do so in aggregate_train"
+            )
         return value.value
 
 

@@ -66,6 +66,11 @@ def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
 class MetricRecord(TypedRecord[Any]):
     """Numbers, and lists of numbers of one type, by name."""
 
+    def __init__(
+        self, metric_dict: Mapping[str, Any] | None = None, keep_input: bool = True
+    ) -> None:
+        super().__init__(metric_dict)
+
     def _check(self, key: str, value: Any) -> None:
         if not _is_of(value, (int, float)) or isinstance(value, bool):
             raise TypeError(
@@ -76,6 +81,11 @@ class MetricRecord(TypedRecord[Any]):
 
 class ConfigRecord(TypedRecord[Any]):
     """Settings by name: int, float, str, bytes, bool, and lists of values of one of these."""
+
+    def __init__(
+        self, config_dict: Mapping[str, Any] | None = None, keep_input: bool = True
+    ) -> None:
+        super().__init__(config_dict)
 
     def _check(self, key: str, value: Any) -> None:
         if not _is_of(value, (int, float, str, bytes, bool)):

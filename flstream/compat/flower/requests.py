@@ -16,14 +16,14 @@ class AppPlace(msgspec.Struct, frozen=True):
     Attributes:
         folder: Absolute path of the app's folder.
         component: Its ServerApp or ClientApp, ``package.module:name``.
-        config: Its settings (``app.config``).
+        config: Its settings (``app.config``), as JSON.
         seed: Seed of the job.
         sites: Names of the sites, in their order.
     """
 
     folder: str
     component: str
-    config: dict[str, Any]
+    config: str
     seed: int
     sites: list[str]
 
@@ -58,24 +58,36 @@ class Sent(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
 
 
-class Send(msgspec.Struct, tag=True, frozen=True):
-    """App: send messages to nodes, each of which is sent one at most, with one model.
-
-    The sites answer once the answers are read or folded.
+class SentBatch(msgspec.Struct, frozen=True):
+    """Messages to nodes, each of which is sent one at most, with one model.
 
     Attributes:
-        batch: Number of the batch, from 1.
+        number: Number of the batch, from 1.
         category: ``train``, ``evaluate`` or ``query``.
         model: Version of the model that has the arrays; the newest one where none has.
         messages: The messages.
-        timeout: Seconds that a site may take; None for the job's.
     """
 
-    batch: int
+    number: int
     category: str
     model: int | None
     messages: list[Sent]
+
+
+class Send(msgspec.Struct, tag=True, frozen=True):
+    """App: send messages. Their sites answer once the answers are read or folded, or at the next.
+
+    Attributes:
+        batches: The messages.
+        timeout: Seconds that a site may take; None for the job's.
+        unused_batches: Numbers of earlier batches to which nobody refers any more.
+        unused_models: Versions of models to which nobody does.
+    """
+
+    batches: list[SentBatch]
     timeout: float | None
+    unused_batches: list[int]
+    unused_models: list[int]
 
 
 class Read(msgspec.Struct, tag=True, frozen=True):
@@ -150,31 +162,17 @@ class Stored(msgspec.Struct, tag=True, frozen=True):
         model: Its version.
         path: Path of its file.
         digest: Its digest.
-        failure: Why there is none.
     """
 
     model: int
     path: str
     digest: str
-    failure: str = ""
 
 
 class Remember(msgspec.Struct, tag=True, frozen=True):
     """App: return the bytes that were computed under a name, or compute them first."""
 
     name: str
-
-
-class Drop(msgspec.Struct, tag=True, frozen=True):
-    """App: nobody refers to these any more; there is no answer.
-
-    Attributes:
-        batches: Batches.
-        models: Versions of models.
-    """
-
-    batches: list[int]
-    models: list[int]
 
 
 class Compute(msgspec.Struct, tag=True, frozen=True):
@@ -214,5 +212,5 @@ class End(msgspec.Struct, tag=True, frozen=True):
     error: str = ""
 
 
-FromApp = Send | Read | OpenUpdate | Store | FoldAnswers | Drop | Remember | Value | Report | End
+FromApp = Send | Read | OpenUpdate | Store | FoldAnswers | Remember | Value | Report | End
 ToApp = Start | Answers | UpdatePath | Stored | Compute | Value | Done | Over

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from flstream.compat.flower.client_app import ARRAYS, CONFIG
+from flstream.client.seeding import kept_generators
+from flstream.compat.flower.client_app import ARRAYS, CONFIG, LEAST_WEIGHT
 from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, ReplyUpdate
 from flstream.compat.flower.messages import Message
 from flstream.compat.flower.records import (
@@ -115,6 +116,7 @@ class Strategy(ABC):
         def score(number: int) -> MetricRecord | None:
             if evaluate_fn is None:
                 return None
+            grid.store(arrays)
             metrics = _remembered(grid, evaluate_fn, number, arrays)
             if metrics is not None:
                 log.info("\t└──> evaluate_fn: %s", metrics)
@@ -143,7 +145,7 @@ class Strategy(ABC):
                 result.evaluate_metrics_clientapp[number] = scored
             central = score(number)
             grid.report(arrays, {**(scored or {}), **(central or {})})
-        grid.store(arrays)
+        grid.last = grid.store(arrays) or grid.last
         log.info("\nThe strategy took %.2f s\n", time.monotonic() - began)
         for line in io.StringIO(repr(result)):
             log.info("\t%s", line.rstrip("\n"))
@@ -156,7 +158,8 @@ def _remembered(
     """Score arrays, once in the run."""
 
     def compute() -> bytes:
-        metrics = evaluate_fn(number, arrays)
+        with kept_generators():  # which a replay does not draw from either
+            metrics = evaluate_fn(number, arrays)
         return b"" if metrics is None else pack_records(RecordDict({"metrics": metrics}))
 
     packed = grid.remember(f"evaluate_fn of round {number}", compute)
@@ -375,6 +378,8 @@ class FedAvg(Strategy):
         contents = [reply.content for reply in valid]
         if arrays is None:
             contents = self._selected(contents)
+            if not contents:
+                return None, None
             arrays = self._aggregated(contents, server_round)
         return arrays, self.train_metrics_aggr_fn(contents, self.weighted_by_key)
 
@@ -384,31 +389,38 @@ class FedAvg(Strategy):
 
     def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> ArrayRecord | None:
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
-        is_unseen = isinstance(replies, Replies) and not replies.is_seen
-        if not is_unseen or self._combination() is not None:
+        # A method of an app's own may look at them after this one.
+        is_own = type(self).aggregate_train is not FedAvg.aggregate_train
+        if not isinstance(replies, Replies) or replies.is_seen or is_own or self._compares:
             return None
-        assert isinstance(replies, Replies)
-        by_key = {batch.weighted_by for batch in replies.batches} == {self.weighted_by_key}
-        if len(replies.batches) != 1 or not by_key:
+        batches = list(dict.fromkeys(replies.batches))
+        if len(batches) != 1 or batches[0].model is None:
             return None
-        return replies.grid.fold(replies.batches[0], step=self._step(server_round))
+        if batches[0].weighted_by != self.weighted_by_key:
+            return None
+        return replies.grid.fold(batches[0], step=self._step(server_round))
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
         origins = [next(iter(content.array_records.values())).origin for content in contents]
         updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
         step, combine = self._step(server_round), self._combination()
-        if len(updates) < len(origins) or len({update.batch for update in updates}) > 1:
+        sites = [update.site for update in updates]
+        is_twice = len(set(sites)) < len(sites)
+        is_mixed = len({update.batch.number for update in updates}) > 1
+        if len(updates) < len(origins) or is_twice or is_mixed:
             if step or combine:
                 raise AggregationError(
                     f"{type(self).__name__} takes replies as they have come, with arrays of the "
                     "names and shapes that were sent; use FedAvg where they are changed"
                 )
             return aggregate_arrayrecords(contents, self.weighted_by_key)
-        sites, first = [update.site for update in updates], updates[0]
-        weights = None
-        if not combine and first.batch.weighted_by != self.weighted_by_key:  # which sites know else
-            weights = _weights(contents, self.weighted_by_key)
+        first = updates[0]
+        weights: list[float] | None = _weights(contents, self.weighted_by_key)
+        if combine or weights == [update.weight for update in updates]:  # which the run knows
+            weights = None
+        else:
+            weights = [max(weight, LEAST_WEIGHT) for weight in weights]
         return first.grid.fold(first.batch, sites, weights, step=step, combine=combine)
 
     def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
@@ -418,6 +430,11 @@ class FedAvg(Strategy):
     def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
         """Name and arguments of what combines whole arrays; None for the mean."""
         return None
+
+    @property
+    def _compares(self) -> bool:
+        """Whether all replies are looked at before the arrays are aggregated."""
+        return self._combination() is not None
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -438,8 +455,8 @@ class FedProx(FedAvg):
         others: As for :class:`FedAvg`.
     """
 
-    def __init__(self, *args: Any, proximal_mu: float = 0.0, **others: Any) -> None:
-        super().__init__(*args, **others)
+    def __init__(self, *, proximal_mu: float = 0.0, **others: Any) -> None:
+        super().__init__(**others)
         self.proximal_mu = proximal_mu
 
     def configure_train(
@@ -461,12 +478,12 @@ class FedAvgM(FedAvg):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         server_learning_rate: float = 1.0,
         server_momentum: float = 0.0,
         **others: Any,
     ) -> None:
-        super().__init__(*args, **others)
+        super().__init__(**others)
         self.server_learning_rate, self.server_momentum = server_learning_rate, server_momentum
 
     def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
@@ -492,7 +509,7 @@ class FedOpt(FedAvg):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         eta: float = 1e-1,
         eta_l: float = 1e-1,
         beta_1: float = 0.0,
@@ -500,7 +517,7 @@ class FedOpt(FedAvg):
         tau: float = 1e-3,
         **others: Any,
     ) -> None:
-        super().__init__(*args, **others)
+        super().__init__(**others)
         self.eta, self.eta_l, self.tau = eta, eta_l, tau
         self.beta_1, self.beta_2 = beta_1, beta_2
 
@@ -525,7 +542,7 @@ class FedAdam(FedOpt):
     def __init__(
         self, *args: Any, beta_1: float = 0.9, beta_2: float = 0.99, **others: Any
     ) -> None:
-        super().__init__(*args, beta_1=beta_1, beta_2=beta_2, **others)
+        super().__init__(beta_1=beta_1, beta_2=beta_2, **others)
 
 
 class FedYogi(FedAdam):
@@ -533,8 +550,8 @@ class FedYogi(FedAdam):
 
     rule = "yogi"
 
-    def __init__(self, *args: Any, eta: float = 1e-2, eta_l: float = 0.0316, **others: Any) -> None:
-        super().__init__(*args, eta=eta, eta_l=eta_l, **others)
+    def __init__(self, *, eta: float = 1e-2, eta_l: float = 0.0316, **others: Any) -> None:
+        super().__init__(eta=eta, eta_l=eta_l, **others)
 
 
 class FedMedian(FedAvg):
@@ -552,10 +569,10 @@ class FedTrimmedAvg(FedAvg):
         others: As for :class:`FedAvg`.
     """
 
-    def __init__(self, *args: Any, beta: float = 0.2, **others: Any) -> None:
+    def __init__(self, *, beta: float = 0.2, **others: Any) -> None:
         if not 0.0 <= beta < 0.5:
             raise ValueError(f"FedTrimmedAvg(beta={beta}): give it a number from 0 to below 0.5")
-        super().__init__(*args, **others)
+        super().__init__(**others)
         self.beta = beta
 
     def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
@@ -583,17 +600,18 @@ class MultiKrum(FedAvg):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         num_malicious_nodes: int = 0,
         num_nodes_to_select: int = 1,
         **others: Any,
     ) -> None:
-        super().__init__(*args, **others)
+        super().__init__(**others)
         self.num_malicious_nodes = num_malicious_nodes
         self.num_nodes_to_select = num_nodes_to_select
 
-    def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> None:
-        return None  # all of them are compared before
+    @property
+    def _compares(self) -> bool:
+        return True
 
     def _nearest(self, contents: list[RecordDict], count: int) -> list[RecordDict]:
         """Return the replies with the least sums of distances to their nearest others."""
@@ -610,8 +628,8 @@ class MultiKrum(FedAvg):
 class Krum(MultiKrum):
     """The reply that is nearest to the others."""
 
-    def __init__(self, *args: Any, num_malicious_nodes: int = 0, **others: Any) -> None:
-        super().__init__(*args, num_malicious_nodes=num_malicious_nodes, **others)
+    def __init__(self, *, num_malicious_nodes: int = 0, **others: Any) -> None:
+        super().__init__(num_malicious_nodes=num_malicious_nodes, **others)
 
 
 class Bulyan(MultiKrum):
@@ -624,8 +642,8 @@ class Bulyan(MultiKrum):
         others: As for :class:`FedAvg`.
     """
 
-    def __init__(self, *args: Any, num_malicious_nodes: int = 0, **others: Any) -> None:
-        super().__init__(*args, num_malicious_nodes=num_malicious_nodes, **others)
+    def __init__(self, *, num_malicious_nodes: int = 0, **others: Any) -> None:
+        super().__init__(num_malicious_nodes=num_malicious_nodes, **others)
 
     def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
         return "bulyan", {"malicious": self.num_malicious_nodes}
@@ -633,8 +651,11 @@ class Bulyan(MultiKrum):
     def _selected(self, contents: list[RecordDict]) -> list[RecordDict]:
         least = 4 * self.num_malicious_nodes + 3
         if len(contents) < least:
-            raise AggregationError(
-                f"Bulyan against {self.num_malicious_nodes} malicious nodes needs {least} replies, "
-                f"and there are {len(contents)}"
+            log.warning(
+                "Bulyan against %s malicious nodes needs %s replies, and has %s: no aggregate",
+                self.num_malicious_nodes,
+                least,
+                len(contents),
             )
+            return []
         return self._nearest(contents, len(contents) - 2 * self.num_malicious_nodes)

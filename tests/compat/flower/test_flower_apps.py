@@ -1,6 +1,7 @@
 """Flower apps with Flower's own strategies, run as they are."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -36,21 +37,34 @@ def test_bits_depend_neither_on_processes_nor_on_chunks_nor_on_workers(apps, job
 
 
 def test_settings_are_those_of_the_app_and_what_overrides_them(apps):
-    apps.write()
+    apps.write(project=PYPROJECT.replace("lr = 0.5", 'lr = 0.5\n"with space" = "a b"'))
     job = apps.job()
     assert (job.name, job.rounds, job.clients.count) == ("little-app", 2, 3)
-    assert job.train.args["config"] == {"num-server-rounds": 2, "lr": 0.5, "inner": {"steps": 3}}
+    settings = {"num-server-rounds": 2, "lr": 0.5, "inner.steps": 3, "with space": "a b"}
+    assert json.loads(job.train.args["config"]) == settings
     job = apps.job("app.config.lr=0.25", "seed=9", settings={"rounds": 5, "clients.count": 7})
     assert (job.rounds, job.clients.count, job.seed) == (5, 7, 9)
-    assert job.train.args["config"]["lr"] == 0.25
-    assert job.train.args["config"]["num-server-rounds"] == 5
+    settings = json.loads(job.train.args["config"])
+    assert (settings["lr"], settings["num-server-rounds"]) == (0.25, 5)
     assert job.model.args["seed"] == 9
     assert len(job.model.args["sites"]) == 7
     with pytest.raises(UsageError, match="rate is no setting of the app") as refused:
         apps.job("app.config.rate=1")
     assert "inner.steps, lr, num-server-rounds" in str(refused.value)
-    apps.write(project=PYPROJECT.replace("clientapp =", "client =")).joinpath("pyproject.toml")
-    with pytest.raises(UsageError, match="has no clientapp"):
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ("clientapp =", "client =", "has no clientapp"),
+        ("little_app.server_app:app", "little_app.server_app", "as its serverapp; name one such"),
+        ("[tool.flwr.app.config]", "[tool.flwr.app]\nconfig = 3\n[other]", "config] is a table"),
+        ("[project]", "[project", "cannot be read"),
+    ],
+)
+def test_a_folder_that_describes_no_app_is_a_sentence(apps, before, after, sentence):
+    apps.write(project=PYPROJECT.replace(before, after))
+    with pytest.raises(UsageError, match=re.escape(sentence)):
         apps.job()
 
 

@@ -1,0 +1,160 @@
+"""What apps do with a grid and with replies, beside what strategies do."""
+
+import numpy as np
+import pytest
+from flower_apps import CLIENT, SERVER, log_of
+from test_flower_strategies import final, server
+from training_scripts import of_kind
+
+from flstream.telemetry.events import EffectDone
+
+MAIN = """
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    nodes = grid.get_node_ids()
+    def message(node, kind, start, number):
+        arrays = ArrayRecord({"w": Array(np.full(3, float(start)))})
+        content = {"arrays": arrays, "config": ConfigRecord({"number": number})}
+        return Message(RecordDict(content), nodes[node], kind)
+    BODY
+"""
+
+ECHO = """
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+@app.evaluate()
+def handle(msg, context):
+    total = float(msg.content["arrays"]["w"].numpy().sum())
+    metrics = {"number": msg.content["config"]["number"], "total": total}
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)
+"""
+
+
+def main_of(body):
+    return MAIN.replace("BODY", body.strip().replace("\n", "\n    "))
+
+
+def test_each_reply_belongs_to_its_message_whatever_the_models_and_types(apps):
+    body = """
+sent = [
+    message(1, "train", 5, 0), message(0, "evaluate", 7, 1), message(0, "train", 5, 2),
+    message(0, "train", 9, 3), message(2, "train", 5, 4), message(0, "train", 5, 5),
+]
+replies = grid.send_and_receive(sent)
+for reply, one in zip(replies, sent):
+    assert reply.metadata.reply_to_message_id == one.metadata.message_id
+    assert reply.metadata.src_node_id == one.metadata.dst_node_id
+print("found", [tuple(reply.content["metrics"].values()) for reply in replies])
+replies.append(replies[0])
+replies.sort(key=lambda reply: reply.content["metrics"]["number"])
+assert len(replies + replies) == 14 and replies[1:3] == list(replies)[1:3]
+"""
+    run = apps.finish(main_of(body), ECHO)
+    totals = [(0, 15.0), (1, 21.0), (2, 15.0), (3, 27.0), (4, 15.0), (5, 15.0)]
+    assert f"found {totals}" in log_of(run)
+    assert run.summary.rounds_completed == 1
+
+
+def test_a_main_that_exits_with_0_has_ended(apps):
+    run = apps.finish(SERVER + "    raise SystemExit(0)\n")
+    assert run.summary.model.digest == apps.finish().summary.model.digest
+
+
+def test_rounds_of_fedavg_are_folds_as_the_updates_come(apps):
+    run = apps.finish(SERVER, CLIENT, "app.config.num-server-rounds=3")
+    kinds = [each.name for each in of_kind(run, EffectDone)]
+    # The evaluations alone are read.
+    assert kinds == ["remember", *(["fold", "train", "report"] * 3)]
+
+
+REWEIGHTED = """
+class Reweighted(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        for reply in replies:
+            node = reply.content["metrics"]["num-examples"]
+            reply.content["metrics"]["num-examples"] = 1 if node == 3 else 0
+        return super().aggregate_train(server_round, replies)
+
+class Twice(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies + [replies[0]])
+
+class Keeping(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.kept = arrays if server_round == 1 else self.kept
+        return self.kept, metrics
+
+class Renamed(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        return ArrayRecord({name: Array(array.numpy()) for name, array in arrays.items()}), metrics
+
+class Momentum(FedAvgM):
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        changed = {name: Array(array.numpy() + 0.5) for name, array in arrays.items()}
+        return ArrayRecord(changed), metrics
+"""
+MEAN = 14 / 6
+
+
+@pytest.mark.parametrize(
+    ("strategy", "added"),
+    [
+        ("Reweighted()", 2 * 3.0),
+        ("Keeping()", MEAN),
+        ("Renamed()", 2 * MEAN),
+        # The server's momentum goes on from arrays that the strategy has changed.
+        ("Momentum(server_momentum=0.5)", MEAN + 0.5 + 1.5 * MEAN + 0.5),
+    ],
+)
+def test_a_strategy_may_change_what_it_is_given(apps, strategy, added):
+    tensors = final(apps.finish(server(strategy, REWEIGHTED)))
+    np.testing.assert_allclose(tensors["1"], np.full(4, 1 + added), rtol=1e-6)
+
+
+def test_a_reply_that_is_given_twice_counts_twice(apps):
+    found = final(apps.finish(server("Twice()", REWEIGHTED, rounds=1)))["1"][0] - 1
+    # One of 1, 2 and 3 once more: which is drawn.
+    assert min(abs(found - (14 + n * n) / (6 + n)) for n in (1, 2, 3)) < 1e-9
+
+
+def test_replies_in_another_dtype_keep_that_of_the_model(apps):
+    client = CLIENT.replace(
+        "array + np.asarray(number, array.dtype)", "array.astype(float) + number"
+    )
+    assert apps.finish(SERVER, client).summary.model.digest == apps.finish().summary.model.digest
+
+
+def test_initial_arrays_that_differ_each_time_are_stored(apps):
+    text = SERVER.replace("np.ones(4)", "np.random.default_rng().normal(size=4)")
+    run = apps.finish(text)
+    assert "store" in [each.name for each in of_kind(run, EffectDone)]
+
+
+def test_draws_of_evaluate_fn_change_nothing(apps):
+    text = SERVER.replace("FedAvg()", "FedAvg(fraction_train=0.7)")
+    drawing = text.replace("num_rounds=", "evaluate_fn=score, num_rounds=")
+    drawing += """
+def score(server_round, arrays):
+    import random, torch
+    random.random(), np.random.rand(), torch.randn(1)
+    return MetricRecord({"accuracy": 0.5})
+"""
+    assert apps.finish(drawing).summary.model.digest == apps.finish(text).summary.model.digest
+
+
+def test_a_negative_weight_is_refused(apps):
+    run = apps.run(SERVER, CLIENT.replace('"num-examples": number', '"num-examples": -number'))
+    assert "the reply's weight 'num-examples' is -" in run.summary.error
