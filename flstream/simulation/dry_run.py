@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from flstream.aggregation.rules import rule_for
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
@@ -24,6 +26,7 @@ from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
+from flstream.server.collected_updates import InlineRecord
 from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
@@ -77,7 +80,8 @@ class _DryJournal:
         match kind:
             case "train":  # and no part of a fold
                 outline.reads = True
-                result = self._train(sites)
+                # Its updates lie somewhere, which tells answers that have tensors.
+                result = replace(self._train(sites), small=dict.fromkeys(sites, InlineRecord(b"")))
             case "start":
                 outline.trained += 1
                 self._started[self.asked], result = sites, arguments["model"][0]

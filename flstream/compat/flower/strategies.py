@@ -416,11 +416,9 @@ class FedAvg(Strategy):
                 )
             return aggregate_arrayrecords(contents, self.weighted_by_key)
         first = updates[0]
-        weights: list[float] | None = _weights(contents, self.weighted_by_key)
-        if combine or weights == [update.weight for update in updates]:  # which the run knows
-            weights = None
-        else:
-            weights = [max(weight, LEAST_WEIGHT) for weight in weights]
+        own, weights = _weights(contents, self.weighted_by_key), None
+        if not combine and own != [update.weight for update in updates]:  # which the run knows
+            weights = [max(weight, LEAST_WEIGHT) for weight in own]
         return first.grid.fold(first.batch, sites, weights, step=step, combine=combine)
 
     def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
