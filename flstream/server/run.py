@@ -582,7 +582,7 @@ class Run:
         return self._effects.trainings.ask_each(model, messages, timeout)
 
     @uncatchable
-    def store(self, model: Model, path: Path) -> Model:
+    def store(self, model: Model, path: str | Path) -> Model:
         """Make the tensors of a file the next model of the run.
 
         Args:
@@ -592,9 +592,9 @@ class Run:
         Raises:
             WorkflowError: The file is no such model.
         """
-        return self._effects.models.store(model, path)
+        return self._effects.models.store(model, Path(path))
 
-    def save(self, update: Update, path: Path) -> None:
+    def save(self, update: Update, path: str | Path) -> None:
         """Write what an update makes of the model that it was trained from to a file.
 
         It decides no bits, so it is no effect. The file is there whole, or not at all.
@@ -603,7 +603,9 @@ class Run:
             update: An update with tensors that were not folded yet.
             path: Path of the safetensors file.
         """
-        self._state.update_store.write(update.training, update.site, path)
+        if self._state.context.host is None:
+            raise WorkflowError("an update has no file in a dry run")
+        self._state.update_store.write(update.training, update.site, Path(path))
 
     @uncatchable
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
