@@ -23,14 +23,7 @@ from safetensors import safe_open
 
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import content, names, requests
-from flstream.compat.flower.messages import (
-    DEFAULT_TTL,
-    SERVER_NODE,
-    Context,
-    Error,
-    Message,
-    Metadata,
-)
+from flstream.compat.flower.messages import SERVER_NODE, Context, Error, Message
 from flstream.compat.flower.nodes import node_ids, run_id
 from flstream.compat.flower.records import (
     Array,
@@ -217,7 +210,8 @@ class AppGrid(Grid):
         self.last = self._model(start.model, start.path, start.digest)
         source = FileSource(Path(start.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
-        self._forms = ArrayRecord(arrays_of_file(start.path)).forms
+        specs = {name: source.layout.find(name) for name in source.layout.names}
+        self._forms = {name: (spec.dtype, spec.shape) for name, spec in specs.items() if spec}
         self._batches, self._messages = itertools.count(1), itertools.count(1)
         self._pushed: dict[str, Message] = {}
         began = self.remember("the time", lambda: repr(time.time()).encode())
@@ -377,21 +371,9 @@ class AppGrid(Grid):
         ]
 
     def _message(self, to: Message, batch: Batch, answer: requests.Answer) -> Message:
-        metadata = to.metadata
-        reply = Metadata(
-            self.run_id,
-            f"{metadata.message_id}-reply",
-            metadata.dst_node_id,
-            SERVER_NODE,
-            metadata.message_id,
-            metadata.group_id,
-            metadata.created_at,
-            DEFAULT_TTL,
-            metadata.message_type,
-        )
         if answer.content is None:
             error = Error(_CLIENT_APP_RAISED, f"{answer.site}: {answer.failure}")
-            return Message(error=error, metadata=reply)
+            return self._reply_to(to, error)
 
         def update() -> ArrayRecord:
             def opened() -> dict[str, Array]:
@@ -406,23 +388,26 @@ class AppGrid(Grid):
         for record in records.array_records.values():
             if isinstance(record.origin, ReplyUpdate):
                 record.origin = record.origin._replace(weight=metrics.get(batch.weighted_by))
-        return Message(records, metadata=reply)
+        return self._reply_to(to, records)
+
+    def _reply_to(self, to: Message, content: RecordDict | Error) -> Message:
+        reply = Message(content, reply_to=to)
+        reply.metadata.message_id = f"{to.metadata.message_id}-reply"
+        return reply
 
     def fold(
         self,
         batch: Batch,
         sites: Sequence[str] | None = None,
         weights: Sequence[float] | None = None,
-        step: tuple[str, Mapping[str, Any]] | None = None,
-        combine: tuple[str, Mapping[str, Any]] | None = None,
+        rule: tuple[str, Mapping[str, Any]] | None = None,
     ) -> ArrayRecord:
         """Fold updates into the next model of the run; see :class:`requests.FoldAnswers`."""
         request = requests.FoldAnswers(
             batch.number,
             None if sites is None else list(sites),
             None if weights is None else list(weights),
-            None if step is None else (step[0], dict(step[1])),
-            None if combine is None else (combine[0], dict(combine[1])),
+            None if rule is None else (rule[0], dict(rule[1])),
         )
         return self._take(self._ask(request, requests.Stored))
 

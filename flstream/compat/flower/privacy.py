@@ -20,25 +20,33 @@ from flstream.compat.flower.strategies import AggregationError, Strategy
 log = logging.getLogger("flwr")
 
 
-class _Private(Strategy):
-    """Strategy whose replies are clipped, and whose arrays get noise.
+class DifferentialPrivacyServerSideFixedClipping(Strategy):
+    """Wrapper that clips updates at the server to one norm, and adds noise to their mean.
 
-    Attributes:
-        at_clients: Whether nodes clip, by a mod.
+    Args:
+        strategy: The strategy.
+        noise_multiplier: Noise, in units of norm over clients.
+        clipping_norm: Largest Euclidean norm of an update.
+        num_sampled_clients: Number of nodes that are sampled in a round.
     """
 
     at_clients = False
+    """Whether nodes clip, by a mod."""
 
     def __init__(
-        self, strategy: Strategy, noise_multiplier: float, norm: float, num_sampled_clients: int
+        self,
+        strategy: Strategy,
+        noise_multiplier: float,
+        clipping_norm: float,
+        num_sampled_clients: int,
     ) -> None:
-        if noise_multiplier < 0 or norm <= 0 or num_sampled_clients <= 0:
+        if noise_multiplier < 0 or clipping_norm <= 0 or num_sampled_clients <= 0:
             raise ValueError(
                 f"{type(self).__name__} takes a norm and a number of clients above 0, and a noise "
                 "multiplier from 0"
             )
         self.strategy, self.noise_multiplier = strategy, noise_multiplier
-        self.clipping_norm, self.num_sampled_clients = norm, num_sampled_clients
+        self.clipping_norm, self.num_sampled_clients = clipping_norm, num_sampled_clients
         self.current_arrays = ArrayRecord()
 
     def summary(self) -> None:
@@ -103,33 +111,13 @@ class _Private(Strategy):
         """Change the norm for the next round."""
 
 
-class DifferentialPrivacyServerSideFixedClipping(_Private):
-    """Wrapper that clips updates at the server to one norm.
-
-    Args:
-        strategy: The strategy.
-        noise_multiplier: Noise, in units of norm over clients.
-        clipping_norm: Largest Euclidean norm of an update.
-        num_sampled_clients: Number of nodes that are sampled in a round.
-    """
-
-    def __init__(
-        self,
-        strategy: Strategy,
-        noise_multiplier: float,
-        clipping_norm: float,
-        num_sampled_clients: int,
-    ) -> None:
-        super().__init__(strategy, noise_multiplier, clipping_norm, num_sampled_clients)
-
-
 class DifferentialPrivacyClientSideFixedClipping(DifferentialPrivacyServerSideFixedClipping):
     """The same, where nodes clip by ``fixedclipping_mod``."""
 
     at_clients = True
 
 
-class DifferentialPrivacyServerSideAdaptiveClipping(_Private):
+class DifferentialPrivacyServerSideAdaptiveClipping(DifferentialPrivacyServerSideFixedClipping):
     """Wrapper that clips updates to a quantile of their norms (Andrew et al. 2021).
 
     Args:

@@ -188,16 +188,15 @@ class _Dialogue:
             updates = [update for update in updates if update.has_tensors]
         elif request.sites is not None:
             updates = [self._update(request.batch, site) for site in request.sites]
-        rule = None
+        weights = None
         if request.weights is not None:
-            rule = FoldRule(request.weights, normalise=True)
-        step = combine = None
-        if request.step is not None or request.combine is not None:
-            from flstream.compat.flower import steps  # imports NumPy
+            weights = FoldRule(request.weights, normalise=True)
+        rule = {}
+        if request.rule is not None:
+            from flstream.compat.flower.rules import rule_of  # imports NumPy
 
-            step = None if request.step is None else steps.step_of(*request.step)
-            combine = None if request.combine is None else steps.combination_of(*request.combine)
-        model = self._run.fold(base, updates, rule, step=step, tensors=combine)
+            rule = rule_of(*request.rule)
+        model = self._run.fold(base, updates, weights, **rule)
         return self._stored(model)
 
     def _stored(self, model: Model) -> requests.Stored:

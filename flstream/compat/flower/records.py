@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 import msgspec
 import numpy as np
 
+from flstream.errors import LayoutError
+from flstream.model.dtypes import code_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -319,9 +322,15 @@ class ArrayRecord(TypedRecord[Array]):
         return sum(array.value.nbytes + len(name) for name, array in self.items())
 
     @property
-    def forms(self) -> dict[str, tuple[str, list[int]]]:
-        """Dtype and shape of each array by its name."""
-        return {name: (array.dtype, array.shape) for name, array in self.items()}
+    def forms(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
+        """Dtype, as safetensors names it, and shape by name; None where one has another dtype."""
+        try:
+            values = {name: array.value for name, array in self.items()}
+            return {
+                name: (code_of(value, name), tuple(value.shape)) for name, value in values.items()
+            }
+        except LayoutError:
+            return None
 
 
 RecordT = TypeVar("RecordT", ArrayRecord, MetricRecord, ConfigRecord)

@@ -144,15 +144,13 @@ class FoldAnswers(msgspec.Struct, tag=True, frozen=True):
         batch: The batch.
         sites: The sites whose answers are folded; None for all, as they come.
         weights: A weight for each of them; None for the answers' own.
-        step: Name and arguments of the server's step; None for none.
-        combine: Name and arguments of what combines whole tensors; None for the mean.
+        rule: Name and arguments of a strategy's rule; None for the mean.
     """
 
     batch: int
     sites: list[str] | None = None
     weights: list[float] | None = None
-    step: tuple[str, dict[str, Any]] | None = None
-    combine: tuple[str, dict[str, Any]] | None = None
+    rule: tuple[str, dict[str, Any]] | None = None
 
 
 class Stored(msgspec.Struct, tag=True, frozen=True):

@@ -279,6 +279,12 @@ class FedAvg(Strategy):
         evaluate_metrics_aggr_fn: The same for evaluations.
     """
 
+    looks_first = False
+    """Whether replies are looked at before they are aggregated."""
+
+    weighs = True
+    """Whether the arrays' aggregate depends on weights."""
+
     def __init__(
         self,
         fraction_train: float = 1.0,
@@ -391,25 +397,25 @@ class FedAvg(Strategy):
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
         # A method of an app's own may look at them after this one.
         is_own = type(self).aggregate_train is not FedAvg.aggregate_train
-        if not isinstance(replies, Replies) or replies.is_seen or is_own or self._compares:
+        if not isinstance(replies, Replies) or replies.is_seen or is_own or self.looks_first:
             return None
         batches = list(dict.fromkeys(replies.batches))
         if len(batches) != 1 or batches[0].model is None:
             return None
         if batches[0].weighted_by != self.weighted_by_key:
             return None
-        return replies.grid.fold(batches[0], step=self._step(server_round))
+        return replies.grid.fold(batches[0], rule=self._rule(server_round))
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
         origins = [next(iter(content.array_records.values())).origin for content in contents]
         updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
-        step, combine = self._step(server_round), self._combination()
+        rule = self._rule(server_round)
         sites = [update.site for update in updates]
         is_twice = len(set(sites)) < len(sites)
         is_mixed = len({update.batch.number for update in updates}) > 1
         if len(updates) < len(origins) or is_twice or is_mixed:
-            if step or combine:
+            if rule:
                 raise AggregationError(
                     f"{type(self).__name__} takes replies as they have come, with arrays of the "
                     "names and shapes that were sent; use FedAvg where they are changed"
@@ -417,22 +423,13 @@ class FedAvg(Strategy):
             return aggregate_arrayrecords(contents, self.weighted_by_key)
         first = updates[0]
         own, weights = _weights(contents, self.weighted_by_key), None
-        if not combine and own != [update.weight for update in updates]:  # which the run knows
+        if self.weighs and own != [update.weight for update in updates]:  # which the run knows
             weights = [max(weight, LEAST_WEIGHT) for weight in own]
-        return first.grid.fold(first.batch, sites, weights, step=step, combine=combine)
+        return first.grid.fold(first.batch, sites, weights, rule)
 
-    def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        """Name and arguments of the server's step; None for none."""
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
+        """Name and arguments of the rule of a fold; None for the mean."""
         return None
-
-    def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
-        """Name and arguments of what combines whole arrays; None for the mean."""
-        return None
-
-    @property
-    def _compares(self) -> bool:
-        """Whether all replies are looked at before the arrays are aggregated."""
-        return self._combination() is not None
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -484,7 +481,7 @@ class FedAvgM(FedAvg):
         super().__init__(**others)
         self.server_learning_rate, self.server_momentum = server_learning_rate, server_momentum
 
-    def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
         rate, momentum = self.server_learning_rate, self.server_momentum
         if (rate, momentum) == (1.0, 0.0):
             return None
@@ -519,7 +516,7 @@ class FedOpt(FedAvg):
         self.eta, self.eta_l, self.tau = eta, eta_l, tau
         self.beta_1, self.beta_2 = beta_1, beta_2
 
-    def _step(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
         if not self.rule:
             return None
         facts = {name: float(getattr(self, name)) for name in ("eta", "beta_1", "beta_2", "tau")}
@@ -555,7 +552,9 @@ class FedYogi(FedAdam):
 class FedMedian(FedAvg):
     """Median of each number (Yin et al. 2018, arXiv:1803.01498)."""
 
-    def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
+    weighs = False
+
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
         return "median", {}
 
 
@@ -567,13 +566,15 @@ class FedTrimmedAvg(FedAvg):
         others: As for :class:`FedAvg`.
     """
 
+    weighs = False
+
     def __init__(self, *, beta: float = 0.2, **others: Any) -> None:
         if not 0.0 <= beta < 0.5:
             raise ValueError(f"FedTrimmedAvg(beta={beta}): give it a number from 0 to below 0.5")
         super().__init__(**others)
         self.beta = beta
 
-    def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
         return "trimmed", {"share": float(self.beta)}
 
 
@@ -596,6 +597,8 @@ class MultiKrum(FedAvg):
         others: As for :class:`FedAvg`.
     """
 
+    looks_first = True
+
     def __init__(
         self,
         *,
@@ -606,10 +609,6 @@ class MultiKrum(FedAvg):
         super().__init__(**others)
         self.num_malicious_nodes = num_malicious_nodes
         self.num_nodes_to_select = num_nodes_to_select
-
-    @property
-    def _compares(self) -> bool:
-        return True
 
     def _nearest(self, contents: list[RecordDict], count: int) -> list[RecordDict]:
         """Return the replies with the least sums of distances to their nearest others."""
@@ -626,9 +625,6 @@ class MultiKrum(FedAvg):
 class Krum(MultiKrum):
     """The reply that is nearest to the others."""
 
-    def __init__(self, *, num_malicious_nodes: int = 0, **others: Any) -> None:
-        super().__init__(num_malicious_nodes=num_malicious_nodes, **others)
-
 
 class Bulyan(MultiKrum):
     """Mean of the numbers nearest to the median, of the replies that Krum chooses.
@@ -640,10 +636,9 @@ class Bulyan(MultiKrum):
         others: As for :class:`FedAvg`.
     """
 
-    def __init__(self, *, num_malicious_nodes: int = 0, **others: Any) -> None:
-        super().__init__(num_malicious_nodes=num_malicious_nodes, **others)
+    weighs = False
 
-    def _combination(self) -> tuple[str, Mapping[str, Any]] | None:
+    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
         return "bulyan", {"malicious": self.num_malicious_nodes}
 
     def _selected(self, contents: list[RecordDict]) -> list[RecordDict]:

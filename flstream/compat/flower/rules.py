@@ -1,4 +1,4 @@
-"""The server's part of Flower's strategies, by Flower's own formulas, in the run's folds."""
+"""Rules of Flower's strategies, by Flower's own formulas, for the run's folds."""
 
 from __future__ import annotations
 
@@ -57,15 +57,6 @@ class Adaptive(ServerStep):
         return eta * first / (np.sqrt(second) + self.tau)
 
 
-_STEPS: Mapping[str, type[Any]] = {"momentum": Momentum, "adaptive": Adaptive}
-
-
-def step_of(name: str, arguments: Mapping[str, Any]) -> ServerStep:
-    """Return a step by its name."""
-    step: ServerStep = _STEPS[name](**arguments)
-    return step
-
-
 @dataclass(frozen=True)
 class Combination:
     """A statistic of each number over the updates: median, trimmed mean, or Bulyan's.
@@ -101,6 +92,10 @@ class Combination:
         return np.take_along_axis(values, order[:near], axis=0).mean(axis=0)
 
 
-def combination_of(name: str, arguments: Mapping[str, Any]) -> Combination:
-    """Return what combines whole tensors by its name."""
-    return Combination(name, **arguments)
+def rule_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``run.fold`` that make a rule of a name."""
+    if name == "momentum":
+        return {"step": Momentum(**arguments)}
+    if name == "adaptive":
+        return {"step": Adaptive(**arguments)}
+    return {"tensors": Combination(name, **arguments)}
