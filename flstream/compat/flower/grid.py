@@ -45,9 +45,6 @@ log = logging.getLogger("flwr")
 
 ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
 
-# Flower's code for an exception of a ClientApp.
-_CLIENT_APP_RAISED = 2
-
 WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
 
@@ -75,11 +72,14 @@ class Batch:
         number: Its number, from 1.
         model: The model that its messages have the arrays of; None where they have none.
         weighted_by: Name of the metric by which the sites weight their answers.
+        is_folded_unseen: Whether the strategy folds the answers as they come, which then have to be
+            updates of the model.
     """
 
     number: int
     model: ModelOfRun | None
     weighted_by: str
+    is_folded_unseen: bool
 
 
 class ReplyUpdate(NamedTuple):
@@ -262,7 +262,8 @@ class AppGrid(Grid):
             timeout: Seconds that a node may take; None for ``clients.round_timeout``.
         """
         messages, now = list(messages), self._began
-        weighted_by = next((m.weighted_by for m in messages if hasattr(m, "weighted_by")), WEIGHT)
+        weighted_by = messages[0].weighted_by if messages else WEIGHT
+        is_unseen = any(message.is_folded_unseen for message in messages)
         # A batch has one model, and one message to a node: a second one is in another batch.
         batches: dict[tuple[str, int | None, int], tuple[Batch, list[requests.Sent]]] = {}
         of_message: list[Batch] = []
@@ -288,7 +289,7 @@ class AppGrid(Grid):
             counts[category, version, node] += 1
             key = category, version, counts[category, version, node]
             if key not in batches:
-                batch = Batch(next(self._batches), model, weighted_by)
+                batch = Batch(next(self._batches), model, weighted_by, is_unseen)
                 weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
                 batches[key] = batch, []
             batch, sent = batches[key]
@@ -298,6 +299,7 @@ class AppGrid(Grid):
                 "ttl": metadata.ttl,
                 "time": now,
                 "weight": weighted_by,
+                "needs_update": is_unseen,
             }
             sent.append(requests.Sent(self._sites[node], packed[id(records), version], facts))
             of_message.append(batch)
@@ -372,7 +374,7 @@ class AppGrid(Grid):
 
     def _message(self, to: Message, batch: Batch, answer: requests.Answer) -> Message:
         if answer.content is None:
-            error = Error(_CLIENT_APP_RAISED, f"{answer.site}: {answer.failure}")
+            error = Error(answer.code, answer.failure)
             return self._reply_to(to, error)
 
         def update() -> ArrayRecord:

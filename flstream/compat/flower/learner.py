@@ -13,7 +13,7 @@ from flstream.compat.flower import content, names
 from flstream.compat.flower.client_app import LEAST_WEIGHT
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
 from flstream.compat.flower.nodes import node_id, run_id
-from flstream.compat.flower.program import SENT
+from flstream.compat.flower.program import ERROR, SENT
 from flstream.compat.flower.records import (
     Array,
     ArrayRecord,
@@ -75,9 +75,11 @@ class AppLearner(Learner):
         reply = self._app(Message(records, metadata=metadata), context)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned a {type(reply).__name__}; return a Message")
-        if reply.has_error():
+        if reply.has_error() and sent["needs_update"]:
             raise RuntimeError(f"the ClientApp replied with an error: {reply.error.reason}")
         self._keep(context.state)
+        if reply.has_error():
+            return FLModel(meta={ERROR: [reply.error.code, str(reply.error.reason)]})
         return self._answer(reply.content, tensors, sent["weight"], folder)
 
     def _answer(

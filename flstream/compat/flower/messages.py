@@ -112,6 +112,8 @@ class Message:
         if (content is None) == (error is None):
             raise TypeError("a Message has either content or an error")
         self.metadata: Metadata = metadata
+        # Set by strategies: see :class:`flstream.compat.flower.grid.Batch`.
+        self.weighted_by, self.is_folded_unseen = "num-examples", False
         self._content, self._error = content, error
 
     @property

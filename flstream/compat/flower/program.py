@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from flstream.server.own_process import OwnProcess
 
 SENT = "flower"
-"""Name of the value in a model's ``meta`` with the facts of a message."""
+"""Name of the value in a model's ``meta`` with the facts of a message, and of a reply's records."""
+
+ERROR = "flower_error"
+"""Name of the code and the reason of a reply with an error."""
 
 _MAIN = "flstream.compat.flower.grid:serve_app"
 
@@ -167,7 +170,9 @@ class _Dialogue:
         return [
             _answer_of(answers[site])
             if site in answers
-            else requests.Answer(site, None, failures.get(site, "the site is asked no more"))
+            else requests.Answer(
+                site, None, f"{site}: {failures.get(site, 'the site is asked no more')}"
+            )
             for site in self._asked[batch]
         ]
 
@@ -217,6 +222,7 @@ class _Dialogue:
 
 
 def _answer_of(update: Update) -> requests.Answer:
-    return requests.Answer(
-        update.site, update.meta[SENT], has_update=update.has_tensors and not update.failure
-    )
+    if ERROR in update.meta:
+        code, reason = update.meta[ERROR]
+        return requests.Answer(update.site, None, reason, code)
+    return requests.Answer(update.site, update.meta[SENT], has_update=update.has_tensors)

@@ -10,6 +10,10 @@ Content = bytes
 """Packed records, or where they are: see :mod:`flstream.compat.flower.content`."""
 
 
+CLIENT_APP_RAISED = 2
+"""Code of Flower's for an exception of a ClientApp."""
+
+
 class AppPlace(msgspec.Struct, frozen=True):
     """A Flower app, and the run that it is in.
 
@@ -103,12 +107,14 @@ class Answer(msgspec.Struct, frozen=True):
         site: The site.
         content: Packed records; None where it has failed.
         failure: Why it has failed.
+        code: Code of its error.
         has_update: Whether its arrays are an update of the model.
     """
 
     site: str
     content: Content | None
     failure: str = ""
+    code: int = CLIENT_APP_RAISED
     has_update: bool = False
 
 

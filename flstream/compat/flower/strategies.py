@@ -285,6 +285,9 @@ class FedAvg(Strategy):
     weighs = True
     """Whether the arrays' aggregate depends on weights."""
 
+    _fit = False
+    """Whether the last replies had arrays of the names and shapes that were sent."""
+
     def __init__(
         self,
         fraction_train: float = 1.0,
@@ -350,8 +353,13 @@ class FedAvg(Strategy):
         self, record: RecordDict, node_ids: list[int], message_type: str
     ) -> list[Message]:
         messages = [Message(record, node, message_type) for node in node_ids]
-        for message in messages:  # so that sites weight what is folded as it comes
-            message.weighted_by = self.weighted_by_key  # type: ignore[attr-defined]
+        # An app's own method may look at replies, and one that compares them does. Those of the
+        # first round are looked at, too: they show whether they fit the arrays that were sent.
+        is_own = type(self).aggregate_train is not FedAvg.aggregate_train
+        for message in messages:
+            message.weighted_by = self.weighted_by_key
+            is_train = message_type == "train"
+            message.is_folded_unseen = is_train and self._fit and not (is_own or self.looks_first)
         return messages
 
     def _check_and_log_replies(
@@ -395,14 +403,10 @@ class FedAvg(Strategy):
 
     def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> ArrayRecord | None:
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
-        # A method of an app's own may look at them after this one.
-        is_own = type(self).aggregate_train is not FedAvg.aggregate_train
-        if not isinstance(replies, Replies) or replies.is_seen or is_own or self.looks_first:
+        if not isinstance(replies, Replies) or replies.is_seen:
             return None
         batches = list(dict.fromkeys(replies.batches))
-        if len(batches) != 1 or batches[0].model is None:
-            return None
-        if batches[0].weighted_by != self.weighted_by_key:
+        if len(batches) != 1 or not batches[0].is_folded_unseen:
             return None
         return replies.grid.fold(batches[0], rule=self._rule(server_round))
 
@@ -410,6 +414,7 @@ class FedAvg(Strategy):
         """Aggregate the arrays of replies that were looked at."""
         origins = [next(iter(content.array_records.values())).origin for content in contents]
         updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
+        self._fit = len(updates) == len(origins)
         rule = self._rule(server_round)
         sites = [update.site for update in updates]
         is_twice = len(set(sites)) < len(sites)

@@ -73,8 +73,8 @@ def test_a_main_that_exits_with_0_has_ended(apps):
 def test_rounds_of_fedavg_are_folds_as_the_updates_come(apps):
     run = apps.finish(SERVER, CLIENT, "app.config.num-server-rounds=3")
     kinds = [each.name for each in of_kind(run, EffectDone)]
-    # The evaluations alone are read.
-    assert kinds == ["remember", *(["fold", "train", "report"] * 3)]
+    # The first round shows that replies fit; after it the evaluations alone are read.
+    assert kinds == ["remember", "train", *(["fold", "train", "report"] * 3)]
 
 
 REWEIGHTED = """
@@ -135,6 +135,42 @@ def test_replies_in_another_dtype_keep_that_of_the_model(apps):
         "array + np.asarray(number, array.dtype)", "array.astype(float) + number"
     )
     assert apps.finish(SERVER, client).summary.model.digest == apps.finish().summary.model.digest
+
+
+def test_replies_of_other_names_and_shapes_are_averaged_as_they_are(apps):
+    client = CLIENT.replace("ArrayRecord(arrays)", "ArrayRecord([arrays[1], arrays[1][:2]])")
+    ending = (
+        SERVER
+        + """
+    assert [a.shape for a in result.arrays.to_numpy_ndarrays()] == [(4,), (2,)]
+    print("mean", [float(a[0]) for a in result.arrays.to_numpy_ndarrays()])
+"""
+    )
+    run = apps.finish(ending, client, "app.config.num-server-rounds=1")
+    assert f"mean {[1 + 14 / 6] * 2}" in log_of(run)
+
+
+def test_an_error_that_a_node_replies_with_keeps_its_code_and_its_state(apps):
+    client = CLIENT.replace(
+        "@app.train()", "from flwr.app import ConfigRecord, Error\n@app.train()"
+    )
+    client = client.replace(
+        "    number = ",
+        """    if context.node_config["partition-id"] == 1 and "seen" not in context.state:
+        context.state["seen"] = ConfigRecord({"yes": True})
+        return Message(Error(7, "no data yet"), reply_to=msg)
+    number = """,
+    )
+    own = """
+class Telling(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        print("errors", [(r.error.code, r.error.reason) for r in replies if r.has_error()])
+        return super().aggregate_train(server_round, replies)
+"""
+    lines = [
+        line for line in log_of(apps.finish(server("Telling()", own), client)) if "errors" in line
+    ]
+    assert lines == ["errors [(7, 'no data yet')]", "errors []"]
 
 
 def test_initial_arrays_that_differ_each_time_are_stored(apps):
