@@ -18,11 +18,11 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 def _with_mods(handler: ClientAppCallable, mods: list[Mod]) -> ClientAppCallable:
     """Return a handler within mods, the first of which is the outermost."""
 
-    def within(inner: ClientAppCallable, mod: Mod) -> ClientAppCallable:
+    def wrapped(inner: ClientAppCallable, mod: Mod) -> ClientAppCallable:
         return lambda message, context: mod(message, context, inner)
 
     for mod in reversed(mods):
-        handler = within(handler, mod)
+        handler = wrapped(handler, mod)
     return handler
 
 
@@ -170,8 +170,8 @@ def by_client(client_fn: Callable[..., Any]) -> ClientAppCallable:
             return Message(RecordDict({METRICS: metrics}), reply_to=message)
         if not hasattr(client, "get_properties"):
             raise ValueError("the client has no method get_properties for query messages")
-        found = ConfigRecord(client.get_properties(config))
-        return Message(RecordDict({CONFIG: found}), reply_to=message)
+        properties = ConfigRecord(client.get_properties(config))
+        return Message(RecordDict({CONFIG: properties}), reply_to=message)
 
     return handle
 

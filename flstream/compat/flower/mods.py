@@ -33,7 +33,7 @@ def clipped(arrays: ArrayRecord, base: ArrayRecord, norm: float) -> tuple[ArrayR
     if list(arrays) != list(base):
         raise _UnfitError("the reply's arrays have not the names of those that were received")
     differences = {name: arrays[name].numpy() - base[name].numpy() for name in arrays}
-    total = math.sqrt(sum(float(np.linalg.norm(each)) ** 2 for each in differences.values()))
+    total = math.sqrt(sum(float(np.linalg.norm(value)) ** 2 for value in differences.values()))
     scale = min(1.0, norm / total) if total else 1.0
     changed = {
         name: Array(np.asarray(base[name].numpy() + difference * scale))

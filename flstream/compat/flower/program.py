@@ -94,7 +94,7 @@ class _Dialogue:
             self._process.send(self._answer(request))
 
     def _send_unseen(self) -> None:
-        """Have the messages answered whose replies nobody has looked at or folded."""
+        """Ask the sites of batches whose replies nobody has looked at or folded."""
         for updates in self._batches.values():
             if not (updates.is_read or updates.training.is_done):
                 len(updates)

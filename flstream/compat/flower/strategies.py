@@ -230,8 +230,8 @@ def aggregate_arrayrecords(records: list[RecordDict], weighting_metric_name: str
     def mean(name: str) -> Array:
         dtype = arrays[0][name].numpy().dtype
         parts = (
-            each[name].numpy() * (weight / total)
-            for each, weight in zip(arrays, weights, strict=True)
+            record[name].numpy() * (weight / total)
+            for record, weight in zip(arrays, weights, strict=True)
         )
         return Array(np.asarray(sum(parts)).astype(dtype))
 
@@ -248,11 +248,12 @@ def validate_message_reply_consistency(
     """
     kinds = [("ArrayRecord", "array_records")] if check_arrayrecord else []
     for kind, attribute in (*kinds, ("MetricRecord", "metric_records")):
-        found = [list(getattr(reply, attribute).values()) for reply in replies]
-        if any(len(records) != 1 for records in found):
+        by_reply = [list(getattr(reply, attribute).values()) for reply in replies]
+        if any(len(records) != 1 for records in by_reply):
             raise InconsistentMessageReplies(f"each reply has to have one {kind}")
-        is_update = all(isinstance(getattr(each[0], "origin", None), ReplyUpdate) for each in found)
-        if not is_update and len({frozenset(records[0]) for records in found}) > 1:
+        origins = [getattr(record, "origin", None) for [record] in by_reply]
+        is_update = all(isinstance(origin, ReplyUpdate) for origin in origins)
+        if not is_update and len({frozenset(record) for [record] in by_reply}) > 1:
             raise InconsistentMessageReplies(f"the {kind}s of replies have different names")
     if any(
         not isinstance(next(iter(reply.metric_records.values())).get(weighted_by_key), int | float)
