@@ -1,6 +1,8 @@
 """Runs of the matrix's jobs, and what they end in."""
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import xxhash
@@ -90,7 +92,20 @@ def ending(folder: Path) -> Ending:
     }
 
 
+OF_PROCESSOR = frozenset({"hlora"})
+"""Rows with a decomposition of LAPACK's, which processors round differently."""
+
+
 def recorded(name: str) -> Ending:
-    """Look up the ending of a job in the table."""
+    """Look up the ending of a job in the table; of a row in OF_PROCESSOR, run it undisturbed."""
+    row, _, size = name.rpartition(", ")
+    if row in OF_PROCESSOR:
+        return _ending_here(row, size)
     ending: Ending = json.loads(DIGESTS.read_text())[name]
     return ending
+
+
+@cache
+def _ending_here(row: str, size: str) -> Ending:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(Path(folder) / "run", overrides_of(row, size, "engine.type=inline"))
