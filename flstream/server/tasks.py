@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -158,6 +158,7 @@ class TaskSpec:
         whole: The sites that receive all tensors all the same.
         changes: The encoded changes of what sites receive from the model before; None for none.
         following: The sites that receive these.
+        own_meta: By site, the payload message of its own values; none where all have the task's.
         is_checked: Whether updates are checked to be finite as they come, and not in the fold.
     """
 
@@ -175,6 +176,7 @@ class TaskSpec:
     whole: Set[str] = frozenset()
     changes: Source | None = None
     following: Set[str] = frozenset()
+    own_meta: Mapping[str, bytes] = field(default_factory=dict)
     is_checked: bool = False
 
     @property
@@ -236,6 +238,7 @@ class TaskSpec:
             sites=[self.sites[site] for site in sites],
             host=offer.host,
             mapped=offer.is_mapped,
+            own_meta={site: self.own_meta[site] for site in sites if site in self.own_meta},
             parts=None if parts is None else self._parts_for(parts, sites),
         )
 

@@ -173,6 +173,7 @@ class SiteTraining:
         collector: Takes the sites' results, and knows how many have to come.
         seconds: How long a site may take.
         meta: Payload message of the values sent along.
+        own_meta: By site, such a message in its place, where each site is sent its own.
         number: Number of the effect that did it; 0 before.
         oldest: Number of the earliest effect that the run may go back to.
         bodies: Updates at hand, by site.
@@ -216,6 +217,7 @@ class SiteTraining:
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None
+    own_meta: Mapping[str, bytes] = field(default_factory=dict)
     clocks: Mapping[str, SiteClock] = field(default_factory=dict)
     began: int = 0
     taken_at: float = 0.0

@@ -135,10 +135,7 @@ class TrainingEffects:
         )
         training.is_asked, training.meta = True, shared
         if not shared:
-            training.tasks = {
-                site: structs.replace(task, meta=packed[site])
-                for site, task in training.tasks.items()
-            }
+            training.own_meta = packed
         self._pending.append(training)
         return Updates(training)
 

@@ -440,6 +440,7 @@ class UpdateStore:
             part=part,
             whole=training.whole or frozenset(),
             sites=sites,
+            own_meta=training.own_meta,
             seconds=training.real_seconds,
             # Those that are to fold offer the model, if none has made it.
             hosts=() if parts is not None else self._store.hosts(training.base) or training.at,

@@ -84,7 +84,6 @@ class SiteTask(msgspec.Struct, frozen=True):
         seed: Seed of its random numbers during the task, 63 bits.
         state: Version of its own files to begin with; None for an empty folder.
         deadline: Time that it may train for; None for no limit.
-        meta: Payload message of the values for this site alone; empty for those of the task.
         effect: Number of the effect that started it, where that is not the task's; else 0.
     """
 
@@ -94,7 +93,6 @@ class SiteTask(msgspec.Struct, frozen=True):
     state: StateVersion | None = None
     deadline: TaskDeadline | None = None
     effect: int = 0
-    meta: bytes = b""
 
 
 class Offered(msgspec.Struct, tag=True, frozen=True):
@@ -161,6 +159,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
             is mapped instead of fetched.
         parts: The tensors that travel; None for all.
         needs_update: Whether a site of a training has to send tensors.
+        own_meta: By site, such a payload message in the place of ``meta``, where each has its own.
     """
 
     kind: TaskKind
@@ -181,11 +180,11 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     mapped: bool = False
     parts: TaskParts | None = None
     needs_update: bool = True
+    own_meta: dict[str, bytes] = {}
 
     def meta_of(self, site: str) -> bytes:
         """Return the payload message of the values that are sent to a site."""
-        own = next((task.meta for task in self.sites if task.site == site), b"")
-        return own or self.meta
+        return self.own_meta.get(site, self.meta)
 
 
 class Late(msgspec.Struct, tag=True, frozen=True):

@@ -30,7 +30,6 @@ def put(folder: Path, data: bytes) -> Content:
         return _HERE + data
     path = folder / f"{xxhash.xxh3_128_hexdigest(data)}.records"
     if not path.is_file():
-        folder.mkdir(exist_ok=True)
         temporary = temporary_of(path.with_suffix(f".{os.getpid()}"))
         with temporary.open("wb") as file:
             file.write(data)

@@ -201,7 +201,7 @@ class AppGrid(Grid):
     def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
         self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
         self._turn = threading.RLock()  # an app may use the grid in threads
-        self.run_id, self._nodes = run_id(place), node_ids(place)
+        self.run_id, self._nodes = run_id(place.seed), node_ids(place)
         self._sites = {node: site for site, node in self._nodes.items()}
         start = self._reply(requests.Start)
         self._folder = Path(start.folder)
@@ -346,7 +346,6 @@ class AppGrid(Grid):
         body = MemoryBody.of(tensors, tied=self._layout.aliases)
         digest = body_digest(body)
         if digest != self.last.digest:
-            self._folder.mkdir(exist_ok=True)
             path = self._folder / f"arrays-{digest}.safetensors"
             write_checkpoint(path, body)
             self._take(self._ask(requests.Store(str(path)), requests.Stored))
@@ -449,7 +448,7 @@ class FirstArrays(Grid):
     """Grid that ends a ServerApp once it is known which arrays it begins with."""
 
     def __init__(self, place: requests.AppPlace) -> None:
-        self.run_id, self._nodes = run_id(place), node_ids(place)
+        self.run_id, self._nodes = run_id(place.seed), node_ids(place)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes, in the order of the sites."""

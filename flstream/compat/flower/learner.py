@@ -21,7 +21,6 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import AppPlace
 from flstream.runs.summary import BESIDE_METRICS
 
 _STATE = "context.records"
@@ -40,7 +39,7 @@ class AppLearner(Learner):
 
     def __init__(self, folder: str, component: str, config: str, seed: int, sites: int) -> None:
         self._seed, self._sites, self._config = seed, sites, json.loads(config)
-        self._run_id = run_id(AppPlace(folder, component, config, seed, []))
+        self._run_id = run_id(seed)
         self._app = names.load_app(folder, component)
 
     def train(self, model: FLModel) -> FLModel:

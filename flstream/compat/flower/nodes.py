@@ -19,6 +19,6 @@ def node_ids(place: AppPlace) -> dict[str, int]:
     return {site: node_id(place.seed, site) for site in place.sites}
 
 
-def run_id(place: AppPlace) -> int:
+def run_id(seed: int) -> int:
     """Return the id of a run."""
-    return random.Random(f"flstream/flower/run/{place.seed}").getrandbits(_BITS)
+    return random.Random(f"flstream/flower/run/{seed}").getrandbits(_BITS)

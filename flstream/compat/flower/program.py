@@ -192,7 +192,8 @@ class _Dialogue:
         if request.sites is None and updates.is_read:
             updates = [update for update in updates if update.has_tensors]
         elif request.sites is not None:
-            updates = [self._update(request.batch, site) for site in request.sites]
+            by_site = {update.site: update for update in updates}
+            updates = [by_site[site] for site in request.sites]
         weights = None
         if request.weights is not None:
             weights = FoldRule(request.weights, normalise=True)
