@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from flstream.client.base import CLASS, described, hf_class, hf_folder, made_module, meta_module
+from flstream.client.base import (
+    CLASS,
+    described,
+    enter_base,
+    hf_class,
+    hf_folder,
+    made_module,
+    meta_module,
+)
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
 from flstream.engines.child_process import EndedProcessError
@@ -105,7 +113,8 @@ def built_here(job: Job) -> BaseReady:
     """Build a job's base in this process, unless its file is there."""
     section = job.base
     assert section is not None
-    prepare_imports(job.train.alias, job.folder)
+    prepare_imports(job)
+    enter_base(None)  # until it is built
     key = _key(section, job.seed)
     link = bases_folder() / f"hf-{key}"
     with locked(key):

@@ -23,8 +23,8 @@ from flstream.client.base import enter_base
 from flstream.debugging import code_failed
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError, StreamingError
+from flstream.job import Job
 from flstream.job.code import make_importable
-from flstream.job.model_section import BaseSection
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
 from flstream.worker.alias import install as install_alias
@@ -74,12 +74,12 @@ def refuse_breakpoints(site: str) -> None:
         sys.breakpointhook = refuse
 
 
-def prepare_imports(alias: str | None, folder: str | Path, base: BaseSection | None = None) -> None:
-    """Make the job's folder and base available, and install names for other packages."""
-    enter_base(base)
-    if alias is not None:
+def prepare_imports(job: Job) -> None:
+    """Make a job's folder and base available, and install names for other packages."""
+    enter_base(job.base)
+    if job.train.alias is not None:
         install_alias()
-    make_importable(folder)
+    make_importable(job.folder)
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:

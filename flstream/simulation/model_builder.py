@@ -66,7 +66,7 @@ def await_built(builder: ProcessCall[ModelReady]) -> ModelReady:
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
-    prepare_imports(job.train.alias, job.folder, job.base)
+    prepare_imports(job)
     build = _build_of(job)
     if build == "auto":
         try:

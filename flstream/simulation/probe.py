@@ -105,7 +105,7 @@ def probe(job: Job, host: ProcessHost) -> Probe:
 
 
 def _probed(job: Job) -> Probe:
-    prepare_imports(job.train.alias, job.folder, job.base)
+    prepare_imports(job)
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
