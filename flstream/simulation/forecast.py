@@ -30,7 +30,6 @@ from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
-from flstream.simulation.fleet import FleetFacts, fleet_facts
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -95,7 +94,6 @@ class Forecast:
         base_bytes: Size of the base that the sites share; 0 without one.
         base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
-        fleet: Facts about the sites' devices; None without devices.
     """
 
     imports: Imports
@@ -114,18 +112,6 @@ class Forecast:
     base_bytes: int = 0
     base_builder_bytes: int = 0
     building: Building | None = None
-    fleet: FleetFacts | None = None
-
-    def with_base(self, nbytes: int, builder_bytes: int) -> Forecast:
-        """Return the forecast with a base, which its builder holds before all others start.
-
-        Args:
-            nbytes: Bytes of the base, which is in memory once.
-            builder_bytes: Bytes of the module in the builder.
-        """
-        total = self.total_bytes + nbytes
-        need = replace(self, base_bytes=nbytes, base_builder_bytes=builder_bytes)
-        return replace(need, total_bytes=max(total, need.building_bytes))
 
     @property
     def building_bytes(self) -> int:
@@ -175,6 +161,7 @@ def forecast(
     imports: Imports | None = None,
     programs: Sequence[ProgramOutline] = (),
     building: Building | None = None,
+    base: tuple[int, int] = (0, 0),
 ) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
@@ -185,6 +172,7 @@ def forecast(
         programs: What the job's workflows do in their first rounds; without them, or where the
             first could not be run dry, a round is a training of ``clients.per_round`` sites.
         building: How the initial model is built, if that is known.
+        base: Bytes of the base that sites share, and of it as its builder makes it.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
@@ -225,9 +213,7 @@ def forecast(
     plan = plan_disk(job, whole, trained or cohort, programs, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(plan.of_a_round.values()) - checkpoint
-    # The initial model is built before a site has one.
-    builder = 0 if building is None else building.memory
-    return Forecast(
+    need = Forecast(
         imports=imports,
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
@@ -237,15 +223,16 @@ def forecast(
         up_bytes=up,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared
-        + _OTHERS_BYTES
-        + max(server + local_processes * worker, builder),
+        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base[0],
         disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
         epsilon=spent,
         programs=list(programs),
         building=building,
-        fleet=fleet_facts(job, layout.nbytes),
+        base_bytes=base[0],
+        base_builder_bytes=base[1],
     )
+    # Base and initial model are built before a site has one.
+    return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))
 
 
 def available_in(folder: Path) -> Available:

@@ -23,7 +23,7 @@ from flstream.report.console import make_console
 from flstream.report.forecast import forecast_json, print_forecast
 from flstream.simulation.factory import meta_model, recorded_model, whole_model
 from flstream.simulation.forecast import available_in, forecast
-from flstream.simulation.forked import ForkedError, forked
+from flstream.simulation.model_builder import ForkedError, forked
 from flstream.simulation.module_init import ModuleByModule
 from flstream.simulation.probe import probe
 
@@ -102,7 +102,7 @@ def test_a_fork_leaves_this_process_as_it_was_and_its_end_is_this_processs():
     assert forked(lambda: ("layout", 3)) == ("layout", 3)
     with pytest.raises(ForkedError, match="status 3"):
         forked(lambda: os._exit(3))
-    killed = "import os; from flstream.simulation.forked import forked; forked(os.abort)"
+    killed = "import os; from flstream.simulation.model_builder import forked; forked(os.abort)"
     assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == -signal.SIGABRT
 
 

@@ -39,7 +39,7 @@ from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
 from flstream.transport.messages import MessageChannel
-from flstream.worker.code_errors import sentence
+from flstream.worker.user_code import sentence
 
 log = logging.getLogger("flwr")
 
