@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.aggregation.elements import Array, blocks
-from flstream.aggregation.own_rule import OwnRule, user_code
+from flstream.aggregation.fold_rule import GroupUpdate, TensorFold, TensorGroup
+from flstream.aggregation.methods import OwnRule, user_code
 from flstream.aggregation.regions import element_at, not_finite
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.tensor_fold import GroupUpdate, TensorFold, TensorGroup
 from flstream.aggregation.update import Reading, UpdateSource
 from flstream.errors import AggregationError, MisfitError
 from flstream.model.checkpoint import FileSink
