@@ -42,9 +42,6 @@ from flstream.worker.worker import Worker
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
-# Bytes of the smallest mapped model of which it matters how much is written to.
-_LEAST_LOOKED_AT = 16 << 20
-
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
 Seen = Callable[[Layout], MemoryBody]
@@ -133,7 +130,6 @@ class TaskModel:
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
-        self._mapped: MappedModel | None = None
         self.worker = worker
         self._changes = worker.changes
         self._framework = worker.info.exchange_format
@@ -266,13 +262,6 @@ class TaskModel:
             ReceivedFile(site.state_dir).begin(model)
         else:
             ReceivedFile(site.state_dir).take(model)
-
-    def copied_bytes(self) -> int:
-        """Return the written bytes of a mapped model, and release the mapping."""
-        mapped, self._mapped = self._mapped, None
-        if mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT or self.task.kind != "train":
-            return 0
-        return mapped.written_bytes()
 
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
@@ -414,7 +403,6 @@ class TaskModel:
             model = MappedModel(file.fd, "the checkpoint that the server has handed over")
             if model.layout != remote.layout:
                 raise CheckpointError("the server has handed over a checkpoint of other tensors")
-        self._mapped = model
         self._take(model.layout)
         worker.received(self.task.effect, Transfer(reused=model.layout.nbytes))
         return model
