@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import (
+from flstream.aggregation.fold_rule import (
     CombinesGroups,
     CombineTensor,
+    FoldRule,
     GroupUpdate,
+    ServerStep,
     TensorGroup,
 )
 from flstream.errors import WorkflowError

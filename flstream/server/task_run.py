@@ -34,7 +34,7 @@ from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import ModelOffer, TaskSpec, hint_at_pull
+from flstream.server.tasks import ModelOffer, TaskSpec
 from flstream.server.training import TaskCost
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
@@ -153,8 +153,6 @@ class TaskRun:
         self._fetching = 0.0
         self._turns: dict[str, WorkerTurn] = {}
         self._worker_of: dict[str, str] = {}
-        # Bytes of a mapped model that each site's training wrote to.
-        self._copied: dict[str, int] = {}
         # By site, why it never trains.
         self._away: dict[str, SiteTime] = {}
         for site, clock in self._clocks.items():
@@ -205,9 +203,6 @@ class TaskRun:
         assert self.collector.settled == len(spec.cohort)
         self._leave_stragglers()
         self.cost = self._cost(began, len(workers))
-        hint = hint_at_pull(self._context, spec.task.round, spec.model.layout.nbytes, self._copied)
-        if hint is not None:
-            self._context.hint("pull", hint)
 
     def leave_out_away(self) -> None:
         """Leave out the sites that never train, as the virtual clock has it."""
@@ -273,8 +268,6 @@ class TaskRun:
         answer = self._ask(worker, sites, report)
         if not answer.sites:
             return
-        if self.spec.kind == "train":
-            self._copied[answer.sites[0].site] = answer.copied
         sent, others = list[SiteAnswer](), list[SiteAnswer]()
         for site_answer in answer.sites:
             (sent if site_answer.has_params and self.spec.has_updates else others).append(
