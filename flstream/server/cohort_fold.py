@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,13 +31,15 @@ from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.failures import brief, site_failed
 from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
-from flstream.server.run_state import RunState
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 ResultT = TypeVar("ResultT")
 

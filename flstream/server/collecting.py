@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,7 +15,6 @@ from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteModels
-from flstream.server.run_state import RunState
 from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
@@ -25,6 +25,9 @@ from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names
 from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
 from flstream.worker.meta import pack_values
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 _NONE_SENT = "it has sent no model that became part of another"
 _NONE_KEPT = (

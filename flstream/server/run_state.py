@@ -10,22 +10,26 @@ from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.device import NANOSECONDS
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
+from flstream.server.collecting import ModelCollection
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.failures import FailureRecord
 from flstream.server.fleet import Fleet
+from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
 from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
+from flstream.server.scoring import ScoringEffects
 from flstream.server.simulated_clock import SimulatedClock
 from flstream.server.site_code import AskedKinds, SentValues
 from flstream.server.site_history import SiteHistory
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
+from flstream.server.training_effects import TrainingEffects
 from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
@@ -46,6 +50,10 @@ class RunState:
         store: The models.
         update_store: The updates that are not settled yet.
         received: What sites have of models of which they were sent parts.
+        trainings: The effects of trainings.
+        models: The effects that make models.
+        collection: The models that sites were asked for.
+        scoring: The effects of scores.
         tasks: Makes the sites' parts of tasks, and follows their states.
         fleet: The sites: who may be asked, and who is idle.
         clock: The virtual clock; None where that on the wall counts.
@@ -85,6 +93,10 @@ class RunState:
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
+        self.trainings = TrainingEffects(self)
+        self.models = ModelEffects(self)
+        self.collection = ModelCollection(self)
+        self.scoring = ScoringEffects(self)
         self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,16 +14,14 @@ from flstream.model.order import ORDER
 from flstream.model.source import Source
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
-from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
-from flstream.server.run_state import RunState
 from flstream.server.scores import site_columns
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
+from flstream.telemetry.events import Evaluated, ModelScored, Transfer
 from flstream.text import brief_names
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
@@ -32,6 +30,9 @@ _TRAINS_TO_EVALUATE = (
     "the code answers evaluation tasks with a model too, so it may train where it need not; "
     "branch on is_evaluate(), or set workflow.args.evaluate = received"
 )
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 
 class ScoreResult(msgspec.Struct, frozen=True):
@@ -54,10 +55,8 @@ class ScoreResult(msgspec.Struct, frozen=True):
 class ScoringEffects:
     """Has sites score models: does each effect that is new, and replays the others."""
 
-    def __init__(self, state: RunState, collection: ModelCollection) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
-        self._collection = collection
-        self._has_warned = False
 
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
@@ -150,7 +149,7 @@ class ScoringEffects:
             if isinstance(model, Model):
                 source = state.store.source(model)
             else:
-                source = self._collection.source(model)
+                source = state.collection.source(model)
             least = 0
             if counts:
                 least = min(state.context.job.clients.min_updates or len(sites), len(sites))
@@ -240,9 +239,8 @@ class ScoringEffects:
             if is_expected and EVALUATE not in kinds
         ]
         trained = [site for site, answer in run.answers.items() if answer.has_params]
-        if not self._has_warned and set(trained) - set(unaware):
-            self._has_warned = True
-            context.emit(Warned(message=_TRAINS_TO_EVALUATE))
+        if set(trained) - set(unaware):
+            context.hint("trains to evaluate", _TRAINS_TO_EVALUATE)
         return run
 
     def _score_centrally(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -24,7 +24,6 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
@@ -38,6 +37,9 @@ from flstream.server.training import (
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 WHOLE_MODEL = ModelParts()
 
@@ -180,7 +182,7 @@ class TrainingEffects:
         self, *, may_fail: bool, max_wait: float | None = None, since: Update | None = None
     ) -> Update | None:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
-        state, in_flight = self._state, self.started.in_flight
+        state, in_flight = self._state, self._state.in_flight
         state.check_round("next")
         check_wait(max_wait, since)
         limit = self._limit(max_wait, since)
@@ -291,7 +293,7 @@ class TrainingEffects:
                 f"run.{method}() was given a value {both[0]!r} in meta, and the model has a body "
                 "of that name beside it; give it another name"
             )
-        check_idle(method, names, self.started.in_flight)
+        check_idle(method, names, self._state.in_flight)
         self._check_parts(method, parts, model)
         message = pack_values(meta or {}, optimizer_params)
         arguments: dict[str, Any] = {
@@ -426,7 +428,7 @@ class TrainingEffects:
         """
         state, store = self._state, self._state.update_store
         # One of them may have been started since it was asked.
-        check_idle("train", training.tasks, self.started.in_flight)
+        check_idle("train", training.tasks, self._state.in_flight)
         training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)

@@ -31,7 +31,6 @@ from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
 from flstream.server.model_store import ModelStore
-from flstream.server.play import RunEffects
 from flstream.server.program_view import ProgramOutline
 from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
@@ -212,14 +211,14 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             )
             store = ModelStore(context)
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
-            effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)
+            first = store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
-            stage.load_program()(Run(effects, stage.args, stopping, 0, is_last_stage=True))
+            stage.load_program()(Run(state, stage.args, stopping, 0, is_last_stage=True))
             own = set(store.own_bodies(first))
             outline.bodies = [name for name in store.bodies(first) if name not in own]
             if not stage.is_own:
                 outline.own = store.shapes_of_own(first)
-            effects.trainings.check_done()
+            state.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)
         text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")
