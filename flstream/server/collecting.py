@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from flstream.codecs.update_form import UpdateForm
 from flstream.errors import MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
+from flstream.runs.results import CollectResult
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
 from flstream.server.collector import ResultCollector
@@ -36,20 +35,6 @@ _NONE_KEPT = (
 )
 # What NVFlare's scripts look at to know which of their models is meant.
 _ASKED_FOR = {"submit_model_name": "best_model"}
-
-
-class CollectResult(msgspec.Struct, frozen=True):
-    """Result of a collection in the journal.
-
-    Attributes:
-        models: By site, the digest of its model.
-        failures: By site, the reason why there is none.
-        failed: Those of them that failed in the task.
-    """
-
-    models: dict[str, str]
-    failures: dict[str, str]
-    failed: list[str]
 
 
 class ModelCollection:
@@ -97,7 +82,7 @@ class ModelCollection:
 
         done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)
         result = done.result
-        state.note_failures(result.failed)
+        state.fleet.note_failures(result.failed)
         state.settle_failures()
         models = {
             site: SiteModel(site, digest, done.number) for site, digest in result.models.items()

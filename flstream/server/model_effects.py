@@ -19,6 +19,7 @@ from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.digests import body_digest
 from flstream.model.source import Source
+from flstream.runs.results import FoldResult
 from flstream.server.arguments import (
     check_adopted,
     check_fold,
@@ -30,7 +31,6 @@ from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
-from flstream.server.round_totals import FoldResult
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
 from flstream.server.updates_to_fold import UpdatesToFold
@@ -278,7 +278,7 @@ class ModelEffects:
         if training is not None:
             # What sites kept in this effect that were refused goes back to what it was before, too.
             state.tasks.set_states({site: training.tasks[site].state for site in result.refused})
-        state.note_failures(result.refused)
+        state.fleet.note_failures(result.refused)
         state.settle_failures(result.weights)
         state.update_store.settle(to_fold, state.round, state.oldest_round)
         return handle

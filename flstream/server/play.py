@@ -13,14 +13,12 @@ from flstream.errors import (
 )
 from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.debugged_run import DebuggedRun
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectJournal
-from flstream.server.failures import brief, site_failed
 from flstream.server.model_store import ModelStore
-from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
@@ -49,9 +47,8 @@ def prepare(context: ServerContext) -> None:
     collector = ResultCollector("begin", names, least)
 
     def lose(lost: SiteLost) -> None:
-        name, reason, code = lost
-        context.emit(site_failed(0, name, reason, code))
-        collector.fail(name, brief(reason))
+        context.emit(lost.event(0))
+        collector.fail(lost.site, lost.reason)
 
     starting = context.pool.prepare(lose)
     if context.evaluator is not None:

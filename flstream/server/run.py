@@ -15,12 +15,11 @@ from flstream.aggregation.tensor_fold import (
     TensorGroup,
 )
 from flstream.errors import WorkflowError
-from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
-from flstream.server.arguments import check_bodies, check_model, check_name, selection_of
+from flstream.model.selection import PART_ORDERS, Part, PartOrder
+from flstream.server.arguments import check_bodies, check_model, check_name, parts_of
 from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.server.json_files import write_json
 from flstream.server.program_view import (
-    BestModel,
     Model,
     SiteModel,
     SiteModels,
@@ -35,13 +34,13 @@ from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:
     from flstream.job.stage import WorkflowArgs
+    from flstream.runs.best import BestEvaluation
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.own_bodies import ShapesOf
     from flstream.server.own_process import OwnProcess
     from flstream.server.run_state import RunState
 
 __all__ = [
-    "BestModel",
     "FoldRule",
     "GroupUpdate",
     "Model",
@@ -126,10 +125,9 @@ class Run:
         return self._state.context.job.clients.cohort_size
 
     @property
-    def best(self) -> BestModel | None:
+    def best(self) -> BestEvaluation | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        best = self._state.scores.best
-        return None if best is None else BestModel(best.round, best.value)
+        return self._state.scores.best
 
     @property
     def best_model(self) -> Model | None:
@@ -329,7 +327,7 @@ class Run:
             sites,
             min_updates,
             timeout,
-            _parts("train", receive, send),
+            parts_of("train", receive, send),
             meta=meta,
             optimizer_params=optimizer_params,
         )
@@ -369,7 +367,7 @@ class Run:
         Raises:
             WorkflowError: The name is none of the job's sites, or the site is not idle.
         """
-        parts = _parts("start", receive, send, late)
+        parts = parts_of("start", receive, send, late)
         self._state.trainings.start(site, model, timeout, parts, meta, optimizer_params)
 
     @overload
@@ -696,8 +694,3 @@ class Run:
             ) from error
         check_name("log", key)
         self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))
-
-
-def _parts(method: str, receive: object, send: object, late: object = None) -> ModelParts:
-    arguments = {"receive": receive, "send": send, "late": late}
-    return ModelParts(*(selection_of(method, name, value) for name, value in arguments.items()))

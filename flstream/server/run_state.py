@@ -14,7 +14,6 @@ from flstream.server.collecting import ModelCollection
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
-from flstream.server.failures import FailureRecord
 from flstream.server.fleet import Fleet
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
@@ -100,7 +99,6 @@ class RunState:
         self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
-        self._failures = FailureRecord(job.clients.suspend_after)
 
     @property
     def sites(self) -> list[str]:
@@ -220,23 +218,14 @@ class RunState:
         """Refuse names that are no sites of the job, or that stand there twice."""
         check_sites(method, names, self.fleet.numbers)
 
-    def note_failures(self, sites: Iterable[str]) -> None:
-        """Note sites that had no part in a task, on a record that need not be final yet."""
-        self._failures.failed(sites)
-
-    def note_start(self, site: str) -> None:
-        """Record that a training of one site was started."""
-        self._failures.begin(site)
-
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
         """Bench who is due by the records that are final now.
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
-        for site in self._failures.settle(contributed):
-            self.fleet.bench(site, "which failed too often (clients.suspend_after): see its log")
-            count = self.context.job.clients.suspend_after
+        count = self.context.job.clients.suspend_after
+        for site in self.fleet.settle_failures(contributed):
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 
     def retire_models(self) -> None:

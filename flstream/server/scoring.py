@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.model.source import Source
+from flstream.runs.results import ScoreResult
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
@@ -35,28 +34,12 @@ if TYPE_CHECKING:
     from flstream.server.run_state import RunState
 
 
-class ScoreResult(msgspec.Struct, frozen=True):
-    """Scores of a model in the journal.
-
-    Attributes:
-        metrics: The evaluator's metrics; without one, the mean of each metric, weighted by the
-            sites' own weights.
-        failures: By site, the reason why it has found nothing.
-        asks: What the code asks about, of sites that answer for the first time.
-        sites: What each site has found, a column for each metric; empty for an evaluation.
-    """
-
-    metrics: dict[str, float]
-    failures: dict[str, str]
-    asks: dict[str, list[str]]
-    sites: dict[str, list[float | None]] = {}
-
-
 class ScoringEffects:
     """Has sites score models: does each effect that is new, and replays the others."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
+        self._has_warned = False
 
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
@@ -239,8 +222,9 @@ class ScoringEffects:
             if is_expected and EVALUATE not in kinds
         ]
         trained = [site for site, answer in run.answers.items() if answer.has_params]
-        if set(trained) - set(unaware):
-            context.hint("trains to evaluate", _TRAINS_TO_EVALUATE)
+        if not self._has_warned and set(trained) - set(unaware):
+            self._has_warned = True
+            state.warn([_TRAINS_TO_EVALUATE])
         return run
 
     def _score_centrally(
@@ -299,7 +283,7 @@ class ScoringEffects:
         """Record who failed in scoring a model, and what sites' code asked about."""
         state = self._state
         state.asked.record(result.asks)
-        state.note_failures(result.failures)
+        state.fleet.note_failures(result.failures)
         state.settle_failures()
 
 

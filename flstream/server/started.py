@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.pooled_worker import Callback, ReportCallback, SiteLost
+from flstream.server.collector import SiteLost
+from flstream.server.pooled_worker import Callback, ReportCallback
 from flstream.server.program_view import Model
 from flstream.server.simulated_clock import AnswerQueue
 from flstream.server.site_queue import SiteBatch, SiteQueue

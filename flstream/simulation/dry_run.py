@@ -24,19 +24,23 @@ from flstream.job.checks import workflow_name
 from flstream.job.sampler_section import SamplerSection
 from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
+from flstream.runs.results import (
+    CollectResult,
+    FoldResult,
+    InlineRecord,
+    NextResult,
+    ScoreResult,
+    TaskCost,
+    TrainResult,
+)
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.collected_updates import InlineRecord
-from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import ProgramOutline
-from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.scoring import ScoreResult
-from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer

@@ -42,8 +42,6 @@ from flstream.worker.worker import Worker
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
-# Bytes of the smallest mapped model of which it matters how much is written to.
-_LEAST_LOOKED_AT = 16 << 20
 
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
@@ -125,7 +123,6 @@ class TaskModel:
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
-        self._mapped: MappedModel | None = None
         self.worker = worker
         self._changes = worker.changes
         self._framework = worker.info.exchange_format
@@ -261,13 +258,6 @@ class TaskModel:
             ReceivedFile(site.state_dir).begin(model)
         else:
             ReceivedFile(site.state_dir).take(model)
-
-    def copied_bytes(self) -> int:
-        """Return the written bytes of a mapped model, and release the mapping."""
-        mapped, self._mapped = self._mapped, None
-        if mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT or self.task.kind != "train":
-            return 0
-        return mapped.written_bytes()
 
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
@@ -411,7 +401,6 @@ class TaskModel:
             remote.fail(error)
             raise
         remote.close()
-        self._mapped = model
         self._take(model.layout)
         worker.received(self.task.effect, Transfer(reused=model.layout.nbytes))
         return model
