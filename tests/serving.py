@@ -14,7 +14,7 @@ from flstream.errors import ChannelClosedError
 from flstream.model.copy import copy
 from flstream.model.layout import parse_header
 from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
-from flstream.runs.site_states import StateVersion
+from flstream.runs.results import StateVersion
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from flstream.job import Job
 from flstream.job.conditions import Condition, read_condition
 from flstream.job.problems import did_you_mean
@@ -11,19 +9,6 @@ from flstream.job.sections import EPSILON
 from flstream.job.stage import WorkflowArgs
 from flstream.runs.best import BestEvaluation, BestRound, finite_value
 from flstream.telemetry.events import Metrics
-
-
-class Verdict(NamedTuple):
-    """Verdict on an evaluation.
-
-    Attributes:
-        stop: Clause that says why the job ends; None if it goes on.
-        warnings: After the first evaluation, a sentence for each metric that stopping or the best
-            round depends on and that no site reported.
-    """
-
-    stop: str | None
-    warnings: tuple[str, ...]
 
 
 class EarlyStopping:
@@ -59,7 +44,7 @@ class EarlyStopping:
         """Best evaluation so far by the key metric; None until one has a finite value."""
         return self._best_round.best
 
-    def evaluated(self, round_number: int, metrics: Metrics) -> Verdict:
+    def evaluated(self, round_number: int, metrics: Metrics) -> tuple[str, ...]:
         """Add the evaluation of a round's model.
 
         A round that is evaluated again, as after an interruption, counts once. A metric that is
@@ -68,14 +53,18 @@ class EarlyStopping:
         Args:
             round_number: Number of the round, in ascending order.
             metrics: Weighted means of the sites' metrics for the model.
+
+        Returns:
+            After the first evaluation, a sentence of warning for each metric that stopping depends
+            on and that no site reported.
         """
         if round_number <= self._round:
-            return Verdict(self.reason, ())
+            return ()
         is_first = self._round < 0
         self._round = round_number
         self._compare(metrics)
         self.reason = self.reason or self._reached(metrics) or self._no_improvement()
-        return Verdict(self.reason, self._warnings(metrics) if is_first else ())
+        return self._warnings(metrics) if is_first else ()
 
     def spent(self, round_number: int, epsilon: float, another: float) -> None:
         """End the job before a round that would spend more than it may.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -29,18 +29,6 @@ class Model:
     round: int
     version: int
     digest: str
-
-
-class BestModel(NamedTuple):
-    """The best evaluated model so far.
-
-    Attributes:
-        round: Its round.
-        value: Its key metric; finite.
-    """
-
-    round: int
-    value: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,20 +24,23 @@ from flstream.job.checks import workflow_name
 from flstream.job.sampler_section import SamplerSection
 from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
+from flstream.runs.results import (
+    CollectResult,
+    FoldResult,
+    InlineRecord,
+    NextResult,
+    ScoreResult,
+    TaskCost,
+    TrainResult,
+)
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.collected_updates import InlineRecord
-from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
 from flstream.server.model_store import ModelStore
-from flstream.server.play import RunEffects
 from flstream.server.program_view import ProgramOutline
-from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.scoring import ScoreResult
-from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import NoAnswerError, ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
@@ -239,16 +242,16 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             )
             store = ModelStore(context)
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
-            effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)
+            first = store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
-            run_of_stage = _SamplingRun(effects, stage.args, stopping, 0, is_last_stage=True)
+            run_of_stage = _SamplingRun(state, stage.args, stopping, 0, is_last_stage=True)
             stage.load_program()(run_of_stage)
             outline.samples = run_of_stage.samples
             own = set(store.own_bodies(first))
             outline.bodies = [name for name in store.bodies(first) if name not in own]
             if not stage.is_own:
                 outline.own = store.shapes_of_own(first)
-            effects.trainings.check_done()
+            state.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)
         text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")

@@ -42,6 +42,7 @@ from flstream.worker.worker import Worker
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
+
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
 Seen = Callable[[Layout], MemoryBody]
