@@ -55,8 +55,8 @@ class EarlyStopping:
             metrics: Weighted means of the sites' metrics for the model.
 
         Returns:
-            After the first evaluation, a sentence of warning for each metric that stopping depends
-            on and that no site reported.
+            After the first evaluation, a sentence of warning for each metric that stopping or the
+            best round depends on and that no site reported.
         """
         if round_number <= self._round:
             return ()

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
@@ -42,7 +43,7 @@ from flstream.server.program_view import ProgramOutline
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.uncatchable import EffectFailedError
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
 from flstream.worker.meta import sent_names
@@ -214,8 +215,8 @@ def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
         return call.result(seconds=_SECONDS)
     except DeadlineError:
         flaw = f"it went on for more than {_SECONDS:g} s"
-    except NoAnswerError as error:
-        flaw = f"its process {error}"
+    except EndedProcessError as error:
+        flaw = f"its process {error.how}"
     return ProgramOutline(job.stages[place].name, flaw=flaw)
 
 

@@ -16,7 +16,7 @@ from flstream.errors import ResumeRefusedError, WorkflowError
 from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
 
 if TYPE_CHECKING:
-    from flstream.server.own_process import OwnProcess
+    from flstream.engines.child_process import ChildProcess
 
 SENT = "flower"
 """Name of the value in a model's ``meta`` with the facts of a message, and of a reply's records."""
@@ -60,7 +60,7 @@ def flower(run: Run, args: AppArgs) -> Model:
 class _Dialogue:
     """Requests of a ServerApp, answered one after another."""
 
-    def __init__(self, run: Run, process: OwnProcess[requests.FromApp], *, resumes: bool) -> None:
+    def __init__(self, run: Run, process: ChildProcess[requests.FromApp], *, resumes: bool) -> None:
         self._run, self._process, self._resumes = run, process, resumes
         self._rounds = run.rounds()
         model = run.initial_model()
