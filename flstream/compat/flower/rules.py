@@ -20,6 +20,7 @@ class Momentum(ServerStep):
 
     learning_rate: float
     momentum: float
+    begins: bool
     moments = ("momentum",)
 
     def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
@@ -38,6 +39,7 @@ class Adaptive(ServerStep):
     beta_1: float
     beta_2: float
     tau: float
+    begins: bool
     moments = ("first", "second")
 
     def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:

@@ -289,6 +289,9 @@ class FedAvg(Strategy):
     _fit = False
     """Whether the last replies had arrays of the names and shapes that were sent."""
 
+    _has_stepped = False
+    """Whether it has moments, which a step of the server leaves beside the model."""
+
     def __init__(
         self,
         fraction_train: float = 1.0,
@@ -437,6 +440,11 @@ class FedAvg(Strategy):
         """Name and arguments of the rule of a fold; None for the mean."""
         return None
 
+    def _begins(self) -> bool:
+        """Whether the strategy steps for the first time, without moments of its own yet."""
+        begins, self._has_stepped = not self._has_stepped, True
+        return begins
+
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
@@ -491,7 +499,8 @@ class FedAvgM(FedAvg):
         rate, momentum = self.server_learning_rate, self.server_momentum
         if (rate, momentum) == (1.0, 0.0):
             return None
-        return "momentum", {"learning_rate": float(rate), "momentum": float(momentum)}
+        facts = {"learning_rate": float(rate), "momentum": float(momentum)}
+        return "momentum", {**facts, "begins": self._begins()}
 
 
 class FedOpt(FedAvg):
@@ -526,7 +535,8 @@ class FedOpt(FedAvg):
         if not self.rule:
             return None
         facts = {name: float(getattr(self, name)) for name in ("eta", "beta_1", "beta_2", "tau")}
-        return "adaptive", {"rule": self.rule, "round": server_round, **facts}
+        step = {"rule": self.rule, "round": server_round, "begins": self._begins()}
+        return "adaptive", {**step, **facts}
 
 
 class FedAdagrad(FedOpt):
