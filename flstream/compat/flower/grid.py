@@ -261,7 +261,11 @@ class AppGrid(Grid):
             messages: The messages.
             timeout: Seconds that a node may take; None for ``clients.round_timeout``.
         """
-        messages, now = list(messages), self._began
+        with self._turn:
+            return self._sent(list(messages), timeout)
+
+    def _sent(self, messages: list[Message], timeout: float | None) -> Replies:
+        now = self._began
         weighted_by = messages[0].weighted_by if messages else WEIGHT
         is_unseen = any(message.is_folded_unseen for message in messages)
         # A batch has one model, and one message to a node: a second one is in another batch.
@@ -338,6 +342,10 @@ class AppGrid(Grid):
 
         Arrays fit if they have the names, dtypes and shapes of the model that the run began with.
         """
+        with self._turn:
+            return self._store(record)
+
+    def _store(self, record: ArrayRecord) -> ModelOfRun | None:
         if isinstance(record.origin, ModelOfRun):
             return record.origin
         if record.forms != self._forms:

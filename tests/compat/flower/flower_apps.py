@@ -120,9 +120,13 @@ class Apps(NamedTuple):
 
     def resume(self, run: Run, *overrides: str) -> Run:
         """Go on with a run of the app that was written last, to its end."""
+        job = self.job(*overrides)
+        return self.resume_in(RunDirectory.reopen(job.name, run.directory.path), *overrides)
+
+    def resume_in(self, directory: RunDirectory, *overrides: str) -> Run:
+        """Go on with the run in a directory, to its end."""
         forget_modules()
         job = self.job(*overrides)
-        directory = RunDirectory.reopen(job.name, run.directory.path)
         with directory.in_use():
             return finished(self.jobs._simulate(job, directory, plan_resume(job, directory), None))
 

@@ -1,11 +1,19 @@
 """Runs of apps that were broken off, and resumed."""
 
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import psutil
 import pytest
 from flower_apps import CLIENT, SERVER, log_of
 from test_flower_strategies import OWN, final, server
 from training_scripts import of_kind
 
 from flstream.errors import UsageError
+from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import EffectDone
 
 LOOP = """
@@ -124,6 +132,42 @@ def test_a_strategy_of_ones_own_ends_in_the_same_bits(apps, at):
         line for line in resumed.directory.events.read_text().splitlines() if '"train"' in line
     ]
     assert trained
+
+
+HALT = """
+    from pathlib import Path
+    halts = Path(__file__).parent / "halts"
+    if {number} == 2 and halts.exists():
+        halts.write_text("x")
+        __import__("signal").pause()
+"""
+
+
+@pytest.mark.parametrize("place", ["server", "client"])
+def test_an_app_whose_processes_are_all_killed_ends_in_the_same_bits(apps, tmp_path, place):
+    at_server = (
+        HALT.format(number="server_round").replace("\n", "\n    ") + "    return ArrayRecord({"
+    )
+    own = OWN.replace("return ArrayRecord({", at_server) if place == "server" else OWN
+    at_client = HALT.format(number='msg.content["config"]["server-round"]') + "    number ="
+    client = CLIENT.replace("    number =", at_client) if place == "client" else CLIENT
+    app = (server("Halving()", own, rounds=3), client)
+    expected = apps.finish(*app).summary.model.digest
+    halts = apps.folder / "little_app" / "halts"
+    os.mkfifo(halts)
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "flstream", "simulate", apps.folder, "--run-dir", folder]
+    with subprocess.Popen([*command, "--quiet"], start_new_session=True) as launcher:
+        with open(os.open(halts, os.O_RDWR)) as at_halt:
+            assert select.select([at_halt], [], [], 300)[0]
+        everyone = psutil.Process(launcher.pid).children(recursive=True)
+        os.killpg(launcher.pid, signal.SIGKILL)
+    assert len(everyone) >= 4
+    assert psutil.wait_procs(everyone, timeout=60)[1] == []
+    halts.unlink()
+    directory = RunDirectory.reopen("little-app", folder)
+    assert not directory.summary.exists()
+    assert apps.resume_in(directory).summary.model.digest == expected
 
 
 def test_evaluate_fn_is_not_called_again_for_what_it_has_scored(apps):
