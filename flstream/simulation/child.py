@@ -25,7 +25,7 @@ from flstream.job.code import make_importable
 from flstream.job.model_section import BaseSection
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
-from flstream.worker.alias import install as install_alias
+from flstream.worker.alias import REFUSED, client_names, install
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -61,7 +61,7 @@ def prepare_imports(alias: str | None, folder: str | Path, base: BaseSection | N
     """Make the job's folder and base available, and install names for other packages."""
     enter_base(base)
     if alias is not None:
-        install_alias()
+        install(alias, client_names(), REFUSED)
     make_importable(folder)
 
 

@@ -12,7 +12,6 @@ from flstream.client.learner import Learner
 from flstream.compat.flower import content, names
 from flstream.compat.flower.client_app import LEAST_WEIGHT
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
-from flstream.compat.flower.nodes import node_id, run_id
 from flstream.compat.flower.program import ERROR, SENT
 from flstream.compat.flower.records import (
     Array,
@@ -21,6 +20,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
+from flstream.compat.flower.requests import node_id, run_id
 from flstream.runs.summary import BESIDE_METRICS
 
 _STATE = "context.records"

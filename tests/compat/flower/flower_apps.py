@@ -11,7 +11,6 @@ import pytest
 from run_fixtures import Jobs, Run
 
 from flstream.compat import load_path
-from flstream.compat.flower import names
 from flstream.job import Job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
@@ -146,7 +145,7 @@ def forget_modules() -> None:
     """Forget the modules of apps and of Flower, which inline runs import into this process."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("little_app", "flwr")]:
         del sys.modules[name]
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, names.Finder)]
+    sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "package", "") != "flwr"]
 
 
 @pytest.fixture
