@@ -45,6 +45,15 @@ class AppArgs(WorkflowArgs):
     resume: bool = True
     """Whether replies that the app reads stay on disk until the run ends, so that it can resume."""
 
+    reads_replies: bool = True
+    """Whether the app may read the arrays of replies, for the forecast of the disk."""
+
+    keeps_none_with = "app.resume = false"
+
+    def kept_updates(self, rounds: int, cohort: int) -> int:
+        """Return how many replies may stay in files until the run ends."""
+        return rounds * cohort if self.resume and self.reads_replies else 0
+
 
 @workflow("flower", AppArgs)
 def flower(run: Run, args: AppArgs) -> Model:

@@ -14,6 +14,7 @@ from training_scripts import of_kind
 
 from flstream.errors import UsageError
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.forecast import Available, forecast, lacks, plain_layout
 from flstream.telemetry.events import EffectDone
 
 LOOP = """
@@ -244,3 +245,21 @@ def test_without_resume_replies_go_at_once_and_a_resume_is_refused(apps):
     run = broken(apps, lambda: apps.run(text, CLIENT, "app.resume=false"), 2)
     with pytest.raises(UsageError, match=r"replies were not kept \(app.resume = false\)"):
         apps.resume(run, "app.resume=false")
+
+
+def test_the_forecast_counts_replies_that_stay(apps):
+    layout = plain_layout(1 << 30)
+
+    def forecast_of(server_app, *overrides):
+        apps.write(server_app)
+        job = apps.job(*overrides)
+        need = forecast(job, layout)
+        tight = Available(1 << 50, need.disk_bytes - 1, apps.folder)
+        return need.disk_bytes, [lack.change for lack in lacks(job, layout, need, tight)]
+
+    plain, _ = forecast_of(SERVER)
+    own, [advice] = forecast_of(server("Halving()", OWN))
+    # Of two rounds and three nodes.
+    assert own - plain == 2 * 3 * layout.nbytes
+    assert advice.startswith("set app.resume = false (6 GiB of them for updates that are kept)")
+    assert forecast_of(server("Halving()", OWN), "app.resume=false")[0] == plain
