@@ -16,8 +16,8 @@ from flstream.errors import ChannelClosedError
 from flstream.model.copy import copy
 from flstream.model.layout import parse_header
 from flstream.model.memory import BufferSource, MemoryBody, Params
-from flstream.runs.site_states import StateVersion
-from flstream.streaming.download import RemoteSource, download
+from flstream.runs.results import StateVersion
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
@@ -142,7 +142,9 @@ class Server:
         for site in answer.sites:
             match site.update:
                 case OfferedUpdate(token):
-                    body = download(RemoteSource(self.up, token, SETTINGS), MemoryBody.allocate)
+                    with RemoteSource(self.up, token, SETTINGS) as remote:
+                        body = MemoryBody.allocate(remote.layout)
+                        remote.deliver(body)
                     updates.append(body.tensors)
                 case InlineUpdate(header, data):
                     layout, _ = parse_header(header, site.site)

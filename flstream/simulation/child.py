@@ -27,7 +27,7 @@ from flstream.job import Job
 from flstream.job.code import make_importable
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
-from flstream.worker.alias import install as install_alias
+from flstream.worker.alias import REFUSED, client_names, install
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -78,7 +78,7 @@ def prepare_imports(job: Job) -> None:
     """Make a job's folder and base available, and install names for other packages."""
     enter_base(job.base)
     if job.train.alias is not None:
-        install_alias()
+        install(job.train.alias, client_names(), REFUSED)
     make_importable(job.folder)
 
 

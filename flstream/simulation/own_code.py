@@ -19,9 +19,9 @@ from flstream.transport.channel import Signal
 # import them.
 _PROTOCOLS = {
     "aggregation": (
-        "aggregation.own_rule:Folds",
-        "aggregation.own_rule:Weighs",
-        "aggregation.tensor_fold:CombinesGroups",
+        "aggregation.methods:Folds",
+        "aggregation.methods:Weighs",
+        "aggregation.fold_rule:CombinesGroups",
     ),
     "clients": ("server.samplers:Sampler",),
     "filters": ("filters.block:BlockFilter",),

@@ -21,8 +21,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource, naming
 from flstream.aggregation.walk import fold_updates
-from flstream.codecs.chain import chain_of
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm, chain_of
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
