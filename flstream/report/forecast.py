@@ -70,6 +70,9 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "job", f"{job.name}, {rounds} of {code}"
     at_once = counted(clients.workers, "worker")
     yield "sites", f"{clients.count:,}, of which {job.sample_size:,} a round, in {at_once}"
+    shares = clients.workers < clients.count and not job.engine.is_inline
+    if shares and job.train.learner is None:
+        yield "", "each task runs the script anew; clients.parallel or a learner avoids that"
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
