@@ -30,6 +30,7 @@ from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
+from flstream.simulation.fleet import FleetFacts, fleet_facts
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -95,6 +96,7 @@ class Forecast:
         base_bytes: Size of the base that the sites share; 0 without one.
         base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
+        fleet: Facts about the sites' devices; None without devices.
     """
 
     imports: Imports
@@ -114,6 +116,7 @@ class Forecast:
     base_bytes: int = 0
     base_builder_bytes: int = 0
     building: Building | None = None
+    fleet: FleetFacts | None = None
 
     @property
     def building_bytes(self) -> int:
@@ -235,6 +238,7 @@ def forecast(
         epsilon=spent,
         programs=list(programs),
         building=building,
+        fleet=fleet_facts(job, layout.nbytes),
         base_bytes=base[0],
         base_builder_bytes=base[1],
     )
