@@ -92,10 +92,12 @@ class ServerStep:
         moments: Names of the values that are kept for each number from fold to fold, in a file
             beside the model.
         counts_alike: Whether each update has the same weight in the aggregate.
+        begins: Whether it starts from the initial moments, whatever an earlier fold has kept.
     """
 
     moments: Sequence[str] = ()
     counts_alike: bool = False
+    begins: bool = False
 
     @property
     def name(self) -> str:

@@ -13,10 +13,10 @@ from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
+from flstream.runs.results import UpdateRecord
 from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate, check_fits
-from flstream.server.training import UpdateRecord
 from flstream.streaming.download import RemoteSource
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer, WrittenUpdate

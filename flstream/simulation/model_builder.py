@@ -14,6 +14,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.processes import ProcessHost
 from flstream.errors import LayoutError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
@@ -36,7 +37,7 @@ from flstream.simulation.factory import (
     whole_model,
 )
 from flstream.simulation.forecast import Building
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.transport.channel import AbortSignal
 
@@ -46,25 +47,27 @@ if TYPE_CHECKING:
 BUILDER = "model-builder"
 
 
-def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[ModelReady]:
+def start_builder(
+    job: Job, run: RunDirectory, host: ProcessHost, abort: AbortSignal
+) -> ProcessCall[ModelReady]:
     """Start the process that builds a job's initial model."""
-    target = f"{__name__}:_built"
-    return ProcessCall(host, BUILDER, ModelReady, target, job, run, log=run.log(BUILDER))
+    call, log = (f"{__name__}:_built", job, run), run.log(BUILDER)
+    return ProcessCall(host, BUILDER, ModelReady, *call, log=log, abort=abort)
 
 
-def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelReady:
+def await_built(builder: ProcessCall[ModelReady]) -> ModelReady:
     """Wait until the initial model is on disk."""
     try:
-        return builder.result(abort)
-    except NoAnswerError as error:
+        return builder.result()
+    except EndedProcessError as error:
         raise SimulationError(
-            f"the process that builds the initial model {error}; see {BUILDER}.log"
+            f"the process that builds the initial model {error.how}; see {BUILDER}.log"
         ) from None
 
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
-    prepare_imports(job.train.alias, job.folder, job.base)
+    prepare_imports(job)
     path, model = run.checkpoint(0), job.model
     metadata = {"format": "pt", "flstream.round": "0"}
     weights, order, result = _initial(model, job.seed, _build_of(job), path.parent)

@@ -33,7 +33,7 @@ from typing import Literal
 
 import msgspec
 
-from flstream.runs.site_states import StateVersion
+from flstream.runs.results import StateVersion
 from flstream.telemetry.events import Transfer
 
 TaskKind = Literal["train", "evaluate", "submit_model"]

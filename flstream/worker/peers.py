@@ -171,7 +171,8 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         FlstreamError: The model cannot be made, or the server is gone.
     """
     base, info = FileSource(Path(task.base)), peers.info
-    form = UpdateForm(base, chain_of(info.codecs_up))
+    codecs = info.job.streaming.codecs
+    form = UpdateForm(base, chain_of(codecs.of_updates))
     unchanged = {answer.site for answer, _ in task.updates}
     remotes: dict[str, RemoteBody] = {}
     reported = time.monotonic()
@@ -221,7 +222,7 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         task.rule,
         task.optimizer,
         state,
-        chain_of(info.codecs_down),
+        chain_of(codecs.of_models),
         base,
     )
     keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, partial(on_range, 0))

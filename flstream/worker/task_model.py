@@ -42,6 +42,7 @@ from flstream.worker.worker import Worker
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
+
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
 Seen = Callable[[Layout], MemoryBody]
@@ -132,7 +133,7 @@ class TaskModel:
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
         self.worker = worker
         self._changes = worker.changes
-        self._framework = worker.info.exchange_format
+        self._framework = worker.info.job.train.exchange_format
         self._has_several_sites = len(task.sites) > 1
         # The last one that has received it.
         self._site: SiteContext | None = None
@@ -306,7 +307,7 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        is_base = self.worker.info.codecs_down.needs_base and self.task.parts is None
+        is_base = self._changes.has_base and self.task.parts is None
         if is_base and not self.task.mapped:
             self.worker.base = self.task.model, self.kept
         return self.kept
@@ -424,7 +425,7 @@ class TaskModel:
                     f"the workflow sends {names[0]!r} beside the model, which {flaw} pass over; "
                     "leave them out, or take another workflow"
                 )
-            has_alias = self.worker.info.alias is not None
+            has_alias = self.worker.info.job.train.alias is not None
             self.joined = JoinedBodies(names, layout, has_alias=has_alias)
             self.joint, self.layout = layout, self.joined.model
         return self.joined

@@ -12,8 +12,7 @@ from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.server import task_run as module
-from flstream.server.collector import ResultCollector
-from flstream.server.pooled_worker import SiteLost
+from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.task_plan import TaskPlan
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
