@@ -68,6 +68,16 @@ def test_a_disk_without_room_for_a_tensor_is_a_sentence(tmp_path, monkeypatch):
         filed_model(section("linears"), 3, tmp_path)
 
 
+def test_files_of_tensors_take_no_descriptors_and_have_no_names(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    with file_memory.FileMemory(tmp_path):
+        held = [torch.ones(128, 256) for _ in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    assert not list(tmp_path.iterdir())
+    assert all(tensor.sum() == 128 * 256 for tensor in held)
+
+
 def test_files_for_tensors_do_not_import_torchs_compiler():
     lines = (
         "import sys, torch",
