@@ -112,12 +112,13 @@ def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
     The key is the dotted name of the section; it is empty for an item of a list.
     """
     for case in schema.get("allOf", ()):
-        kind = case["if"]["properties"]["type"]["const"]
+        [(type_key, named)] = case["if"]["properties"].items()
+        kind = named["const"]
         args = case["then"]["properties"]["args"]
         lines = [*_keys(args, f"{key or kind}.args.", common)]
         if lines or not key:
             meaning = "" if key else " ".join(args["description"].split())
-            yield from ("", f"With `type = {kind}`: {meaning}".rstrip(), "", *lines)
+            yield from ("", f"With `{type_key} = {kind}`: {meaning}".rstrip(), "", *lines)
 
 
 def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator[str]:

@@ -53,11 +53,11 @@ from flstream.transport.messages import MessageChannel
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
     from flstream.telemetry.memory_limit import MemoryGroup
-    from flstream.tracking.thread import TrackerThread
+    from flstream.tracking.feed import TrackerThread
 
 LAUNCHER = "launcher"
 _SERVER_PROCESS = "flstream.simulation.server_process:server_main"
-_TRACKER_THREAD = "flstream.tracking.thread:TrackerThread.run"
+_TRACKER_THREAD = "flstream.tracking.feed:TrackerThread.run"
 _STOPPED = "the run was stopped"
 
 # Time for the server to stop in order, after which everything is killed.
@@ -142,7 +142,7 @@ def simulate(
                         sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
                     sampler.watch(SERVER, server.pid)
                     if job.tracking.type is not None:
-                        from flstream.tracking.thread import TrackerThread
+                        from flstream.tracking.feed import TrackerThread
 
                         tracker = TrackerThread(job.tracking, job.name, run)
                         follower.tracker = stack.enter_context(closing(tracker))

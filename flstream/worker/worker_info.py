@@ -13,8 +13,8 @@ from flstream.client.learner import SiteContext, TimeLeft
 from flstream.job.bodies import OptimizerState
 from flstream.job.codecs import CodecPlan
 from flstream.job.filters import FilterSection
-from flstream.job.link import NetworkLink
 from flstream.job.model_section import BaseSection
+from flstream.job.network_section import NetworkLink
 from flstream.model.memory import Framework
 from flstream.streaming.settings import StreamSettings
 from flstream.worker.messages import SiteTask, Task
