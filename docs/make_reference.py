@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from typer.main import get_command
 
-from flstream.cli import status
+from flstream.cli import options
 from flstream.cli.app import app
 from flstream.job.keys import Key, Schema, job_schema, section_at
 from flstream.job.values import render_value
@@ -136,8 +136,8 @@ def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator
 def _commands() -> Iterator[str]:
     root: Any = get_command(app)
     yield from ("## Exit status", "")
-    for name, about in _documented(status).items():
-        yield f"- `{getattr(status, name)}`: {_inline(about)}"
+    for name, about in _documented(options).items():
+        yield f"- `{getattr(options, name)}`: {_inline(about)}"
     yield from ("", "## `flstream`", "", *_parameters(root))
     for command in root.commands.values():
         arguments = [each for each in command.params if not _is_option(each)]

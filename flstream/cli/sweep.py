@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
-from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.cli.options import (
+    DONE,
+    FAILED,
+    STOPPED,
+    AsJson,
+    Engine,
+    JobPath,
+    Overrides,
+    Quiet,
+    engine_settings,
+)
 from flstream.errors import UsageError
 
 
