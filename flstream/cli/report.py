@@ -13,7 +13,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="A run directory, several to compare, or a folder of runs.",
+            help="A run directory, a folder of runs, or several of them to compare.",
             show_default=False,
         ),
     ],
@@ -52,7 +52,10 @@ def report(
     from flstream.runs.run_directory import RunDirectory
 
     keys = [key.strip() for key in group_by.split(",") if key.strip()]
-    if len(runs) == 1 and runs[0].is_dir() and not RunDirectory(runs[0]).is_run:
-        runs = runs_below(runs[0])
-    path = write_page(runs, output, group_by=keys, over=over)
+    compared = [
+        path
+        for run in runs
+        for path in (runs_below(run) if run.is_dir() and not RunDirectory(run).is_run else [run])
+    ]
+    path = write_page(compared, output, group_by=keys, over=over)
     make_console().out(str(path), highlight=False)

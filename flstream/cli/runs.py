@@ -27,7 +27,7 @@ def runs(
 
     records = newest_first([read_run(path, is_one_of_many=True) for path in runs_below(folder)])
     console = make_console()
-    print_tables(console, runs_table(records, folder))
+    print_tables(console, runs_table(records, folder, console.width))
     unfinished = [run for run in records if run.status != "running" and may_go_on(run.summary)]
     if unfinished:
         console.print()

@@ -39,7 +39,7 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
-_MOST_LINES, _LABEL, _MOST_PLACES = 8, 40, 200
+_MOST_LINES, _LABEL, _MOST_PLACES = 8, 100, 200
 _MOST_BY_SITE, _MOST_EVALUATIONS = 4, 200
 
 
@@ -93,7 +93,7 @@ def metric_charts(
 ) -> list[Chart]:
     """Draw a chart for each metric: a line for each run, or the mean and spread of a group.
 
-    Over anything but rounds, a mean is drawn as far as all runs of its group have come.
+    A mean is drawn as far as all runs of its group have come.
     """
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [run.metrics for run in runs]
@@ -110,7 +110,9 @@ def metric_charts(
     def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
         lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
         color, name = group.color, elide(group.label, _LABEL)
-        shared = on_common_places(lines) if axis != ROUNDS and len(lines) > 1 else lines
+        shared = lines
+        if len(lines) > 1:
+            shared = _within_all(lines) if axis == ROUNDS else on_common_places(lines)
         if len(lines) > 1 and len(shared[0][0]):
             places, means, _, _, deviations = band_of(shared)
             prefix = f"{name}, " if len(runs) > len(group.runs) else ""
@@ -140,6 +142,16 @@ def metric_charts(
             title = f"{metric.title}{over}"
             charts.append(curve_chart(title, own, axis.unit, "metric", x_title=axis.title))
     return charts
+
+
+def _within_all(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
+    """Return lines from where the last of them begins to where the first one ends."""
+    begin, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
+    kept: list[tuple[Values, Values]] = []
+    for places, values in lines:
+        own = [at for at, place in enumerate(places) if begin <= place <= end]
+        kept.append(([places[at] for at in own], [values[at] for at in own]))
+    return kept
 
 
 def site_charts(run: RunRecord) -> list[Chart]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -49,7 +49,7 @@ def groups_of(
         runs: The runs.
         labels: Their labels.
         group_by: Dotted keys by whose values runs are grouped; none for all keys but ``over``.
-        over: Key that tells the runs of a group apart.
+        over: Key that tells the runs of a group apart, with those that have its value in each run.
 
     Returns:
         The groups; if one has several runs, they are labelled by the settings in which they differ.
@@ -59,7 +59,7 @@ def groups_of(
     names = list(labels)
     if group_by or len(members) < len(runs):
         firsts = [runs[group[0]] for group in members]
-        keys = _telling_keys(firsts, group_by or differing_keys(firsts, over))
+        keys = _telling_keys(firsts, group_by or differing_keys(firsts, _following(runs, over)))
         short = short_keys(keys or group_by)
         texts = {key: _value_texts(firsts, key) for key in short}
         for place, group in enumerate(members):
@@ -77,16 +77,25 @@ def groups_of(
 def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> list[list[int]]:
     """Return the indices of each group's runs."""
     groups: dict[object, list[int]] = {}
+    left_out = _following(runs, over)
     for index, run in enumerate(runs):
         if group_by:
             groups.setdefault(tuple(run.values.get(key) for key in group_by), []).append(index)
             continue
-        values = tuple((key, value) for key, value in run.values.items() if key != over)
+        values = tuple((key, value) for key, value in run.values.items() if key not in left_out)
         place = run.values.get(over)
         is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
         # A run without settings is like no other, and nor is a repetition.
         groups.setdefault(index if is_new or not values else values, []).append(index)
     return list(groups.values())
+
+
+def _following(runs: Sequence[RunRecord], over: str) -> set[str]:
+    """Return a key and those with its value in each run, as ``split_seed = ${seed}`` has it."""
+    same = [
+        {key for key, value in run.values.items() if value == run.values.get(over)} for run in runs
+    ]
+    return {over} | set.intersection(*same)
 
 
 def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[list[int]]:
@@ -129,9 +138,9 @@ def all_keys(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(counts, key=lambda key: counts[key] < len(runs))
 
 
-def differing_keys(runs: Sequence[RunRecord], over: str = "") -> list[str]:
-    """Return the keys but one whose values differ; to lack a key is a value, too."""
-    keys = [key for key in all_keys(runs) if key != over]
+def differing_keys(runs: Sequence[RunRecord], but: Collection[str] = ()) -> list[str]:
+    """Return the keys but some whose values differ; to lack a key is a value, too."""
+    keys = [key for key in all_keys(runs) if key not in but]
     return [key for key in keys if len({run.values.get(key) for run in runs}) > 1]
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_COLUMNS = 60  # labels or models that have a column
 _MOST_SITES, _FIRST_SITES = 60, 45
+# Columns of status, rounds, best and time; and of a name beside them on a narrow terminal.
+_FACTS, _LEAST_NAME = 44, 24
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 
@@ -240,11 +242,12 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
     )
 
 
-def runs_table(runs: Sequence[RunRecord], folder: Path) -> Table:
-    """Return the table of all runs below a folder, with their whole names."""
+def runs_table(runs: Sequence[RunRecord], folder: Path, width: int) -> Table:
+    """Return the table of all runs below a folder, for a terminal of a width."""
     names = [str(run.path.relative_to(folder.absolute())) for run in runs]
-    # Names are to be copied, so other columns give way to them.
-    first = Column("run", "name", least=max(map(len, names)))
+    # Names are to be copied, so most other columns give way to them, but for status and best.
+    longest = max(map(len, names))
+    first = Column("run", "name", least=min(longest, max(width - _FACTS, _LEAST_NAME)))
     columns = [*_RUN_COLUMNS, Column("begun", "name", 3, _begun)]
     return Table.of(first, zip(names, runs, strict=True), columns)
 

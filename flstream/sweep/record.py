@@ -30,6 +30,7 @@ class PointRecord(msgspec.Struct):
         seconds: How long it took.
         simulated_seconds: How long it took by the virtual clock; None without one.
         error: Why it failed; empty where it has not.
+        warnings: Sentences on what went wrong, though it could go on.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PointRecord(msgspec.Struct):
     seconds: float = 0.0
     simulated_seconds: float | None = None
     error: str = ""
+    warnings: list[str] = []
 
     def end(self, summary: Summary) -> None:
         """Take how the run has ended from its summary."""
@@ -51,12 +53,13 @@ class PointRecord(msgspec.Struct):
         self.score = None if summary.best is None else summary.best.value
         self.seconds, simulated = summary.wall_seconds, summary.simulated_seconds
         self.simulated_seconds = None if simulated is UNSET else simulated
-        self.error = summary.error or ""
+        self.error, self.warnings = summary.error or "", summary.warnings
 
     def fail(self, error: str, rounds: int = 0) -> None:
         """Note that the run could not begin, or that its process was lost."""
         self.status, self.error, self.rounds, self.score = "failed", error, rounds, None
         self.ended_early, self.seconds, self.simulated_seconds = False, 0.0, None
+        self.warnings = []
 
 
 class SweepRecord(msgspec.Struct):
