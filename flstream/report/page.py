@@ -100,9 +100,9 @@ def runs_below(folder: Path) -> list[Path]:
     Raises:
         UsageError: There is none.
     """
-    found = (path.relative_to(folder) for path in folder.glob("**/events.jsonl"))
+    paths = (path.relative_to(folder) for path in folder.glob("**/events.jsonl"))
     # A sweep keeps failed runs that it began anew in a hidden folder.
-    shown = (path for path in found if not any(part.startswith(".") for part in path.parts))
+    shown = (path for path in paths if not any(part.startswith(".") for part in path.parts))
     journals = sorted(shown, key=lambda path: natural_key(str(path)))
     if not journals:
         raise UsageError(

@@ -147,11 +147,11 @@ def metric_charts(
 def _within_all(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
     """Return lines from where the last of them begins to where the first one ends."""
     begin, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
-    kept: list[tuple[Values, Values]] = []
+    within: list[tuple[Values, Values]] = []
     for places, values in lines:
         own = [at for at, place in enumerate(places) if begin <= place <= end]
-        kept.append(([places[at] for at in own], [values[at] for at in own]))
-    return kept
+        within.append(([places[at] for at in own], [values[at] for at in own]))
+    return within
 
 
 def site_charts(run: RunRecord) -> list[Chart]:
