@@ -222,6 +222,12 @@ class History:
         return sum(end - begin for begin, end in self.sittings)
 
     @property
+    def round_under_way(self) -> int | None:
+        """Round in progress at the end of the events; None if none was."""
+        is_over = self.status == "finished" or self._last_asked <= (self.last_round or 0)
+        return None if is_over else self._last_asked
+
+    @property
     def last_round(self) -> int | None:
         """The last completed round; 0 with only an initial model, None without one."""
         if self.rounds:
