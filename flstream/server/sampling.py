@@ -49,11 +49,16 @@ def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int)
     ]
 
 
+# A generator is seeded for each task, as making one for each takes twice as long.
+_seeded = random.Random()
+
+
 def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int = 0) -> int:
     """The seed of one site's task in one round, a number of 63 bits."""
     again = f"/{ordinal}" if ordinal else ""
     text = f"flstream/task/{seed}/{site}/{round_number}/{kind}{again}"
-    return random.Random(text).getrandbits(63)
+    _seeded.seed(text)
+    return _seeded.getrandbits(63)
 
 
 def check_sites(method: str, names: Sequence[str], known: Mapping[str, int]) -> None:
