@@ -163,9 +163,10 @@ class SiteTraining:
         """The updates, in the cohort's order; the sites train now if they have not."""
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
+        result, base = self.settled(), self.trained_from
         return [
-            Update(site, weight, metrics, self.trained_from, self, meta)
-            for site, (weight, metrics, meta) in self.settled().answers.items()
+            Update(site, weight, metrics, base, self, meta)
+            for site, weight, metrics, meta in result.answers()
         ]
 
     def failures(self) -> Mapping[str, str]:

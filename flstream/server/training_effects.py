@@ -486,9 +486,9 @@ class TrainingEffects:
         training.result, training.taken_at = result, time.monotonic()
         if state.clock is not None:
             state.clock.go_on(result.ended)
-        state.received.take(training, result.answers)
+        state.received.take(training, set(result.sites))
         state.site_history.take(training.round, result)
-        if result.answers:
+        if result.sites:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.set_states(result.states)

@@ -199,8 +199,9 @@ class UpdateStore:
         missing = [site for site in sites if site not in training.bodies]
         if missing:
             files = self.files(training)
+            answers = {answer[0]: answer for answer in training.result.answers()}
             for site in missing:
-                weight, metrics, _ = training.result.answers[site]
+                _, weight, metrics, _ = answers[site]
                 if (small := training.result.small.get(site)) is not None:
                     form = self._form_of(training)(site)
                     training.bodies[site] = small_update(site, weight, metrics, small, form)
