@@ -161,7 +161,7 @@ class Fleet:
         self._recent += sites
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> Sequence[str]:
-        """Count the failures noted so far, which are final now; bench and return who is due.
+        """Count the failures noted so far, which are final now; bench and return who is suspended.
 
         A site's failures count once until the next model, but for those of trainings that were
         started one by one. Sites whose updates are part of a model begin anew, unless they have
@@ -184,10 +184,10 @@ class Fleet:
             return ()
         self._recent.clear()
         most, in_a_row = self._job.clients.suspend_after, self._in_a_row.items()
-        due = [site for site, count in in_a_row if count >= most and site not in self._benched]
-        for site in due if most else ():
+        suspended = [site for site, count in in_a_row if count >= most and site not in self._benched]
+        for site in suspended if most else ():
             self.bench(site, "which failed too often (clients.suspend_after): see its log")
-        return due if most else ()
+        return suspended if most else ()
 
     def go_on(self, now: int) -> None:
         """Record which sites have come and gone up to a time."""
