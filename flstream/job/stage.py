@@ -65,6 +65,18 @@ class WorkflowArgs(Section):
     key_metric_mode: Literal["max", "min"] = "max"
     """Whether the best value of the key metric is the largest or the smallest."""
 
+    keeps_none_with: ClassVar[str] = ""
+    """Setting with which a workflow that keeps updates keeps none; empty for no such setting."""
+
+    def kept_updates(self, rounds: int, cohort: int) -> int:
+        """Return how many updates of a run stay in files until it ends, beside those in waiting.
+
+        Args:
+            rounds: Number of its rounds.
+            cohort: Number of sites that train in one.
+        """
+        return 0
+
     def check_clients(self, clients: ClientsSection) -> Iterator[Problem]:
         """Yield the problems of these arguments for a job with these clients.
 

@@ -6,6 +6,7 @@ from flstream.job import Job
 from flstream.job.conditions import Condition, read_condition
 from flstream.job.problems import did_you_mean
 from flstream.job.sections import EPSILON
+from flstream.job.stage import WorkflowArgs
 from flstream.runs.best import BestEvaluation, BestRound, finite_value
 from flstream.telemetry.events import Metrics
 
@@ -33,6 +34,7 @@ class EarlyStopping:
             "the evaluator sends" if job.is_scored_centrally else "the sites' scripts send"
         )
         self._best_round = BestRound(job.key_metric, job.key_metric_mode)
+        self._is_named = job.key_metric != WorkflowArgs.model_fields["key_metric"].default
         self._without_improvement = 0
         self._round = -1
         self.reason: str | None = None
@@ -53,8 +55,8 @@ class EarlyStopping:
             metrics: Weighted means of the sites' metrics for the model.
 
         Returns:
-            After the first evaluation, a sentence of warning for each metric that stopping depends
-            on and that no site reported.
+            After the first evaluation, a sentence of warning for each metric that stopping or the
+            best round depends on and that no site reported.
         """
         if round_number <= self._round:
             return ()
@@ -116,7 +118,19 @@ class EarlyStopping:
             + (f"; {question}" if (question := did_you_mean(metric, metrics)) else "")
             for metric, key in waiting.items()
             if metric not in metrics
+        ) + self._unknown_key_metric(metrics)
+
+    def _unknown_key_metric(self, metrics: Metrics) -> tuple[str, ...]:
+        """Return a sentence on a key metric of the job file's that nobody reports."""
+        metric = self._best_round.metric
+        if not self._is_named or not metrics or metric in metrics or self._patience is not None:
+            return ()
+        hint = did_you_mean(metric, metrics)
+        sentence = (
+            f"key_metric is {metric}, which is not among the metrics of round {self._round} "
+            f"({', '.join(sorted(metrics))}), so no round is the best one"
         )
+        return (f"{sentence}; {hint}" if hint else sentence,)
 
 
 def _shown(value: float, condition: Condition) -> str:

@@ -8,8 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import TensorFold
+from flstream.aggregation.fold_rule import FoldRule, ServerStep, TensorFold
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
 from flstream.job.aggregation_section import METHODS

@@ -13,12 +13,11 @@ import msgspec
 
 from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.fold_rule import ServerStep
+from flstream.aggregation.fold_rule import ServerStep, TensorFold
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
-from flstream.aggregation.tensor_fold import TensorFold
 from flstream.aggregation.tensor_groups import combined_groups, named_groups, own_tensor_fold
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout, parse_header

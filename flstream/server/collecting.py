@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
 from flstream.runs.results import CollectResult

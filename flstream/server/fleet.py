@@ -161,7 +161,7 @@ class Fleet:
         self._recent += sites
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> Sequence[str]:
-        """Count the failures noted so far, which are final now; bench and return who is suspended.
+        """Count the failures noted so far, which are final now; bench and return who has too many.
 
         A site's failures count once until the next model, but for those of trainings that were
         started one by one. Sites whose updates are part of a model begin anew, unless they have
@@ -184,7 +184,9 @@ class Fleet:
             return ()
         self._recent.clear()
         most, in_a_row = self._job.clients.suspend_after, self._in_a_row.items()
-        suspended = [site for site, count in in_a_row if count >= most and site not in self._benched]
+        suspended = [
+            site for site, count in in_a_row if count >= most and site not in self._benched
+        ]
         for site in suspended if most else ():
             self.bench(site, "which failed too often (clients.suspend_after): see its log")
         return suspended if most else ()

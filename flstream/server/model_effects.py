@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import TensorFold
+from flstream.aggregation.fold_rule import FoldRule, ServerStep, TensorFold
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource, write_checkpoint

@@ -307,7 +307,7 @@ class ModelStore:
             self.metadata(base, round_number),
             self._context.rule,
             optimizer,
-            None if optimizer is None else self.state_of(base),
+            None if optimizer is None or optimizer.begins else self.state_of(base),
             self._context.model_codecs,
             self.source(base),
         )

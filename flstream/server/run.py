@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import (
+from flstream.aggregation.fold_rule import (
     CombinesGroups,
     CombineTensor,
+    FoldRule,
     GroupUpdate,
+    ServerStep,
     TensorGroup,
 )
 from flstream.errors import WorkflowError
@@ -30,13 +31,13 @@ from flstream.server.program_view import (
 from flstream.server.remembered import remembered
 from flstream.server.samplers import sampled
 from flstream.server.uncatchable import uncatchable
-from flstream.telemetry.events import SiteLog
+from flstream.telemetry.events import ProcessStarted, SiteLog
 
 if TYPE_CHECKING:
+    from flstream.engines.child_process import ChildProcess
     from flstream.job.stage import WorkflowArgs
     from flstream.runs.best import BestEvaluation
     from flstream.runs.stopping import EarlyStopping
-    from flstream.server.own_process import OwnProcess
     from flstream.server.run_state import RunState
     from flstream.server.stored_model import ShapesOf
 
@@ -631,7 +632,7 @@ class Run:
         """
         self._state.scoring.report(model, metrics)
 
-    def start_process(self, name: str, kinds: Any, target: str, *args: Any) -> OwnProcess[Any]:
+    def start_process(self, name: str, kinds: Any, target: str, *args: Any) -> ChildProcess[Any]:
         """Start a process of the workflow's own, which ends when the returned object is closed.
 
         Args:
@@ -643,12 +644,16 @@ class Run:
         Raises:
             WorkflowError: This is a dry run, which starts no process.
         """
-        from flstream.server.own_process import OwnProcess  # imports NumPy
+        from flstream.engines.child_process import ChildProcess  # imports NumPy
 
         context = self._state.context
         if context.host is None:
             raise WorkflowError(f"the process {name} is started when the job is run")
-        return OwnProcess(context, name, kinds, target, *args)
+        log, abort = context.run.log(name), context.abort
+        process = ChildProcess[Any](context.host, name, kinds, target, *args, log=log, abort=abort)
+        if process.pid:  # inline, all of it is one process
+            context.emit(ProcessStarted(process=name, pid=process.pid))
+        return process
 
     def path_of(self, model: Model) -> Path:
         """Return the path of a model's file, which is not to be changed.

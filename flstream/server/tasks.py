@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from flstream.codecs.chain import UpdateForm
 from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, ChannelClosedError, StreamingError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.model.composed import part_of
 from flstream.model.layout import Layout

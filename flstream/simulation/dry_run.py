@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
@@ -42,7 +43,7 @@ from flstream.server.program_view import ProgramOutline
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.uncatchable import EffectFailedError
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
 from flstream.worker.meta import sent_names
@@ -147,6 +148,16 @@ class _DryJournal:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
+class _SamplingRun(Run):
+    """Run that knows whether its program draws sites by the sampler."""
+
+    samples = False
+
+    def sample(self, number: int) -> list[str]:
+        self.samples = True
+        return super().sample(number)
+
+
 def _trained(sites: list[str]) -> TrainResult:
     count = len(sites)
     metrics: list[dict[str, float]] = [defaultdict(float)] * count
@@ -174,9 +185,26 @@ def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramO
         if outline.misfit:
             key = f"{workflow_name(place, len(job.stages))}.type"
             problems.append(Problem(key, f"{stage.name}: {outline.misfit}"))
+    problems += _unused_keys(job, outlines)
     if problems:
         raise JobError(f"the job {job.name}", problems)
     return outlines
+
+
+def _unused_keys(job: Job, outlines: list[ProgramOutline]) -> list[Problem]:
+    """Return the keys on a round's sites that workflows which ask one site at a time leave out."""
+    known = all(outline.effects and not outline.flaw for outline in outlines)
+    starts = [outline.name for outline in outlines if "start" in outline.effects]
+    if not (known and starts):
+        return []
+    waits = any(effect.startswith("train ") for each in outlines for effect in each.effects)
+    unused = {
+        "stragglers.policy": job.stragglers.is_on and not waits,
+        "clients.sampler.type": not job.clients.sampler.is_uniform
+        and not any(outline.samples for outline in outlines),
+    }
+    reason = f"{starts[0]} starts one site at a time and would not use it; leave it out"
+    return [Problem(key, reason) for key, is_unused in unused.items() if is_unused]
 
 
 def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
@@ -187,8 +215,8 @@ def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
         return call.result(seconds=_SECONDS)
     except DeadlineError:
         flaw = f"it went on for more than {_SECONDS:g} s"
-    except NoAnswerError as error:
-        flaw = f"its process {error}"
+    except EndedProcessError as error:
+        flaw = f"its process {error.how}"
     return ProgramOutline(job.stages[place].name, flaw=flaw)
 
 
@@ -217,7 +245,9 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
             first = store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
-            stage.load_program()(Run(state, stage.args, stopping, 0, is_last_stage=True))
+            run_of_stage = _SamplingRun(state, stage.args, stopping, 0, is_last_stage=True)
+            stage.load_program()(run_of_stage)
+            outline.samples = run_of_stage.samples
             own = set(store.own_bodies(first))
             outline.bodies = [name for name in store.bodies(first) if name not in own]
             if not stage.is_own:

@@ -90,6 +90,7 @@ class Forecast:
         total_bytes: Peak memory on this machine: of all processes, or of all but the workers
             where these are elsewhere.
         disk_bytes: Peak size of all files together.
+        kept_bytes: Size of those with updates that workflows keep until the run ends.
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
@@ -109,6 +110,7 @@ class Forecast:
     worker_bytes: int
     total_bytes: int
     disk_bytes: int
+    kept_bytes: int
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
@@ -225,6 +227,7 @@ def forecast(
     plan = plan_disk(job, whole, trained or cohort, programs, task)
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(plan.of_a_round.values()) - checkpoint
+    kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     # The initial model is built before a site has one.
     builder = 0 if building is None else building.memory
     return Forecast(
@@ -240,7 +243,11 @@ def forecast(
         total_bytes=imports.shared
         + _OTHERS_BYTES
         + max(server + local_processes * worker, builder),
-        disk_bytes=plan.model + plan.more_checkpoints(0, 1) * checkpoint + passing,
+        disk_bytes=plan.model
+        + plan.more_checkpoints(0, 1) * checkpoint
+        + passing
+        + kept * layout.nbytes,
+        kept_bytes=kept * layout.nbytes,
         epsilon=spent,
         programs=list(programs),
         building=building,
@@ -297,8 +304,12 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     elif disk is not None and need.disk_bytes > disk:
         plan = plan_disk(job, layout, job.sample_size, need.programs)
         # The initial model, the best one, and the next one are there beside those that are kept.
-        keep = min(plan.lasts(disk - plan.model) - 1, job.planned_rounds)
+        keep = min(plan.lasts(disk - plan.model - need.kept_bytes) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"
+        settings = [stage.args.keeps_none_with for stage in job.stages]
+        if need.kept_bytes and (setting := next(filter(None, settings), "")):
+            updates = f"{format_bytes(need.kept_bytes)} of them for updates that are kept"
+            change = f"set {setting} ({updates}), or {change}"
         need_text = f"the run takes about {format_bytes(need.disk_bytes)} of disk"
         yield Lack(
             f"{need_text}, {format_bytes(disk)} are free in {folder}",

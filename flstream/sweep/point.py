@@ -37,6 +37,7 @@ class PointEnded(msgspec.Struct):
         seconds: How long it took, over all sittings.
         simulated_seconds: How long it took by the virtual clock; None without one.
         error: Why it failed; empty where it has not.
+        warnings: Sentences on what went wrong, though it could go on.
     """
 
     status: Literal["finished", "failed", "stopped"]
@@ -46,6 +47,7 @@ class PointEnded(msgspec.Struct):
     seconds: float = 0.0
     simulated_seconds: float | None = None
     error: str = ""
+    warnings: list[str] = []
 
     @classmethod
     def of(cls, summary: Summary) -> PointEnded:
@@ -59,6 +61,7 @@ class PointEnded(msgspec.Struct):
             summary.wall_seconds,
             None if summary.simulated_seconds is UNSET else summary.simulated_seconds,
             summary.error or "",
+            summary.warnings,
         )
 
 

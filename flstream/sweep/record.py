@@ -28,6 +28,7 @@ class PointRecord(msgspec.Struct):
         seconds: How long it took.
         simulated_seconds: How long it took by the virtual clock; None without one.
         error: Why it failed; empty where it has not.
+        warnings: Sentences on what went wrong, though it could go on.
     """
 
     name: str
@@ -41,6 +42,7 @@ class PointRecord(msgspec.Struct):
     seconds: float = 0.0
     simulated_seconds: float | None = None
     error: str = ""
+    warnings: list[str] = []
 
 
 class SweepRecord(msgspec.Struct):

@@ -17,9 +17,10 @@ import msgspec
 
 from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
-from flstream.job import Job
+from flstream.job import Job, JobError
 from flstream.job.keys import which_key
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.interruption import handling
 from flstream.sweep.grid import Axes, Point, grid
 from flstream.sweep.point import PointEnded, set_aside
@@ -114,6 +115,9 @@ class Sweep:
         points = grid(plain, first.seed, seeds)
         # All mistakes come before anything begins.
         jobs = [job_of(point, None) for point in points]
+        for point, job in zip(points, jobs, strict=True):
+            if point.seed == first.seed:
+                _check_programs(point, job)
         waiting = [PointRecord(point.name, dict(point.values), point.seed) for point in points]
         self.record = SweepRecord(
             first.name, first.key_metric, first.key_metric_mode, plain, seeds, prune, waiting
@@ -262,7 +266,15 @@ class Sweep:
                 code = process.exit_code(_END_SECONDS)
                 how = "did not stop in time" if code is None else how_ended(code)
                 end = PointEnded("failed", record.rounds, error=f"its process {how}")
-        for name in ("rounds", "ended_early", "score", "seconds", "simulated_seconds", "error"):
+        for name in (
+            "rounds",
+            "ended_early",
+            "score",
+            "seconds",
+            "simulated_seconds",
+            "error",
+            "warnings",
+        ):
             setattr(record, name, getattr(end, name))
         record.status = end.status
         self.record.write(self._file)
@@ -330,6 +342,14 @@ def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> 
             poll.unregister(run.process.fileno())
             going_on.remove(run)
     return list(running)
+
+
+def _check_programs(point: Point, job: Job) -> None:
+    """Refuse a setting whose workflow cannot do what the other keys ask for."""
+    try:
+        outline_programs(job)
+    except JobError as error:
+        raise JobError(f"the point {point.name}", error.problems) from None
 
 
 def _notes(jobs: Sequence[Job]) -> list[str]:

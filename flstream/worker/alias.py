@@ -191,26 +191,26 @@ class AliasModule(ModuleType):
     Args:
         name: Name of the module.
         names: Objects by their names; a text with a colon is the place of one, ``module:name``.
-        reasons: What to do instead, by names that have no counterpart.
+        reasons: Why names have no counterpart, or what to do instead, by name.
     """
 
-    def __init__(
-        self, name: str, names: Mapping[str, Any], reasons: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, names: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
         super().__init__(name, f"Names of {name} that flstream has.")
         self.__path__: list[str] = []
         self.__all__ = [*names]
-        self._names, self._reasons = names, REFUSED if reasons is None else reasons
+        self._names, self._reasons = names, reasons
 
     def __getattr__(self, name: str) -> Any:
         """Return the object of a name, and refuse other names with a sentence."""
-        if name[:1] == "_" or f"{self.__name__}.{name}" in sys.modules:
+        if f"{self.__name__}.{name}" in sys.modules:
             raise AttributeError(name)
-        if name not in self._names and (reason := self._reasons.get(name)) is not None:
-            return Refusal(f"flstream has no {name} of {self.__name__}: {reason}")
         if name not in self._names:
+            if name[:1] == "_":
+                raise AttributeError(name)
+            if (reason := self._reasons.get(name)) is not None:
+                return Refusal(f"flstream has no {name} of {self.__name__}: {reason}")
             listed = ", ".join(sorted(self._names))
-            known = f"it has {listed}" if listed else "docs/moving.md lists what it has of NVFlare"
+            known = f"it has {listed}" if listed else "docs/moving.md lists what it has"
             raise ImportError(f"flstream has no {name} of {self.__name__}: {known}")
         value = self._names[name]
         if isinstance(value, str) and ":" in value:
@@ -221,18 +221,20 @@ class AliasModule(ModuleType):
 
 
 def install(
-    more: Mapping[str, Mapping[str, Any]] | None = None, reasons: Mapping[str, str] | None = None
+    package: str, names: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str]
 ) -> None:
-    """Make this process import NVFlare's names from here, even beside an NVFlare.
+    """Make this process import a framework's names from here, even where it is installed.
 
     Args:
-        more: Names beside those that training code imports: see :func:`enter_names`.
+        package: Name of the framework's package.
+        names: Objects by module and name: see :func:`enter_names`.
         reasons: See :class:`AliasModule`.
     """
-    for name in [other for other in list(sys.modules) if other.partition(".")[0] == "nvflare"]:
+    for name in [other for other in list(sys.modules) if other.partition(".")[0] == package]:
         del sys.modules[name]
-    enter_names("nvflare", {**client_names(), **(more or {})}, reasons)
-    sys.meta_path.insert(0, _NoOther())
+    enter_names(package, names, reasons)
+    others = [finder for finder in sys.meta_path if getattr(finder, "package", "") != package]
+    sys.meta_path[:] = [_NoOther(package), *others]
 
 
 def client_names() -> dict[str, dict[str, Any]]:
@@ -252,7 +254,7 @@ def client_names() -> dict[str, dict[str, Any]]:
 
 
 def enter_names(
-    package: str, names: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str] | None = None
+    package: str, names: Mapping[str, Mapping[str, Any]], reasons: Mapping[str, str]
 ) -> None:
     """Enter modules below a package, and the packages above them, in ``sys.modules``.
 
@@ -276,15 +278,18 @@ def enter_names(
 
 
 class _NoOther(MetaPathFinder):
-    """Import hook that refuses NVFlare's other modules, even where installed."""
+    """Import hook that refuses a framework's other modules, even where it is installed."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raise an error for a module of NVFlare; leave others to the other finders."""
-        if fullname.partition(".")[0] != "nvflare":
+        """Raise an error for a module of the framework; leave others to the other finders."""
+        if fullname.partition(".")[0] != self.package:
             return None
         raise ModuleNotFoundError(
-            f"flstream has no {fullname}; docs/moving.md lists what it has of NVFlare",
+            f"flstream has no {fullname}; docs/moving.md lists what it has of {self.package}",
             name=fullname,
         )

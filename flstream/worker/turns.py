@@ -60,7 +60,7 @@ class SiteTurns:
     def __init__(self, worker: Worker, ranks: RankStore | None = None) -> None:
         self.worker = worker
         self.place = RankPlace() if ranks is None else ranks.place
-        self.optimizer_state = worker.info.optimizer_state
+        self.optimizer_state = worker.info.job.train.optimizer_state
         self._ranks = ranks
         self._model: TaskModel | None = None
         self._sites: deque[SiteTask] = deque()

@@ -97,3 +97,12 @@ def test_a_metric_that_no_site_reports_is_warned_of_once(stop_when, patience, me
         assert f"(they report {', '.join(sorted(metrics)) or 'none'})" in warning
         assert ("did you mean accuracy?" in warning) == ("acuracy," in warning)
     assert job_end.evaluated(2, metrics) == ()
+
+
+def test_a_key_metric_of_the_job_that_no_site_reports_is_warned_of_once():
+    job_end, metrics = stopping(key_metric="acuracy"), {"accuracy": 0.5, "loss": 1.0}
+    [warning] = job_end.evaluated(1, metrics)
+    assert warning.startswith("key_metric is acuracy, which is not among the metrics of round 1 (")
+    assert "no round is the best one; did you mean accuracy?" in warning
+    assert job_end.evaluated(2, metrics) == ()
+    assert stopping().evaluated(1, {"loss": 1.0}) == ()  # nobody has named accuracy

@@ -9,8 +9,7 @@ from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.codecs.chain import CodecChain
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import CodecChain, UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.job.bodies import MAIN

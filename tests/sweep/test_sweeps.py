@@ -266,6 +266,8 @@ def test_mistakes_of_any_point_come_before_a_run_begins(sweeps):
         sweeps.sweep("clients.count=2,none")
     with pytest.raises(JobError, match=r"train\.args|learning"):
         sweeps.sweep("train.learning=1")
+    with pytest.raises(JobError, match=r"type=scaffold,method=median(.|\n)*set it to mean"):
+        sweeps.sweep("workflow.type=fedavg,scaffold", "aggregation.method=mean,median")
     assert not (sweeps.folder / "sweep").exists()
 
 

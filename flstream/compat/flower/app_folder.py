@@ -21,6 +21,11 @@ _ROUNDS = "num-server-rounds"
 _CONFIG = "app.config."
 _RESUME = "app.resume"
 
+# A strategy of an app's own, a grid loop, and Flower's strategies that compare or change replies.
+_READS_REPLIES = re.compile(
+    r"\b(aggregate_train|send_and_receive|pull_messages|(Multi)?Krum|Bulyan|DifferentialPrivacy)"
+)
+
 
 def app_table(folder: Path) -> Mapping[str, Any] | None:
     """Return the table ``tool.flwr`` of a folder's pyproject.toml; None where it is no app.
@@ -121,12 +126,21 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 "seed": seed,
                 "component": components["serverapp"],
                 "resume": of_app.get(_RESUME, True),
+                "reads_replies": _names_replies(folder, components["serverapp"]),
                 # Metrics that come with updates are no scores there.
                 "evaluate": "task",
             },
         },
     }
     return load_job(folder / "pyproject.toml", rest, settings, json.dumps(values))
+
+
+def _names_replies(folder: Path, component: str) -> bool:
+    """Return whether the code of a ServerApp names something that reads the arrays of replies."""
+    package = folder / component.partition(":")[0].partition(".")[0]
+    files = [package.with_suffix(".py"), *package.rglob("*.py")]
+    texts = (path.read_text(errors="replace") for path in files if path.is_file())
+    return any(_READS_REPLIES.search(text) for text in texts)
 
 
 def _nodes(table: Mapping[str, Any]) -> int:

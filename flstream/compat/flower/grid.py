@@ -11,10 +11,9 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections import Counter, UserList
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +23,6 @@ from safetensors import safe_open
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import content, names, requests
 from flstream.compat.flower.messages import SERVER_NODE, Context, Error, Message
-from flstream.compat.flower.nodes import node_ids, run_id
 from flstream.compat.flower.records import (
     Array,
     ArrayRecord,
@@ -32,6 +30,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
+from flstream.compat.flower.requests import ModelOfRun
 from flstream.debugging import code_failed
 from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource, write_checkpoint
@@ -49,44 +48,11 @@ WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
 
 
-@dataclass(eq=False)
-class ModelOfRun:
-    """A model of the run, which stays as long as somebody refers to it.
-
-    Attributes:
-        version: Its version.
-        path: Path of its file.
-        digest: Its digest.
-    """
-
-    version: int
-    path: str
-    digest: str
-
-
-@dataclass(eq=False)
-class Batch:
-    """Messages that were sent together, whose answers stay as long as somebody refers to it.
-
-    Attributes:
-        number: Its number, from 1.
-        model: The model that its messages have the arrays of; None where they have none.
-        weighted_by: Name of the metric by which the sites weight their answers.
-        is_folded_unseen: Whether the strategy folds the answers as they come, which then have to be
-            updates of the model.
-    """
-
-    number: int
-    model: ModelOfRun | None
-    weighted_by: str
-    is_folded_unseen: bool
-
-
 class ReplyUpdate(NamedTuple):
     """Arrays of a site's reply that are an update of the model, and the weight that it has."""
 
     grid: AppGrid
-    batch: Batch
+    batch: requests.Batch
     site: str
     weight: Any
 
@@ -100,25 +66,47 @@ def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Arra
 
 
 class Grid(ABC):
-    """Nodes of a run, and the messages to them."""
+    """Nodes of a run, and the messages to them.
 
-    @abstractmethod
+    Args:
+        place: The app.
+
+    Attributes:
+        run_id: Id of the run.
+    """
+
+    def __init__(self, place: requests.AppPlace) -> None:
+        self.run_id = requests.run_id(place.seed)
+        self._sites = {requests.node_id(place.seed, site): site for site in place.sites}
+        self._pushed: dict[str, Message] = {}
+
     def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes."""
-
-    @abstractmethod
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; return their ids."""
-
-    @abstractmethod
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to messages that were sent."""
+        """Return the ids of the nodes, in the order of the sites."""
+        return list(self._sites)
 
     @abstractmethod
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages, and return the replies to them."""
+        """Send messages, and return the replies to them, in their order.
+
+        Args:
+            messages: The messages.
+            timeout: Seconds that a node may take; None for ``clients.round_timeout``.
+        """
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages, and wait until the nodes have answered; return their ids."""
+        messages = list(messages)
+        self._pushed |= {
+            reply.metadata.reply_to_message_id: reply for reply in self.send_and_receive(messages)
+        }
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies to messages that were pushed, once each."""
+        replies = [self._pushed.pop(number, None) for number in message_ids]
+        return [reply for reply in replies if reply is not None]
 
     def create_message(
         self,
@@ -132,54 +120,47 @@ class Grid(ABC):
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
 
-class Replies(MutableSequence[Message]):
+class Replies(UserList[Message]):
     """List of replies to messages, in their order; sites answer once one is looked at.
 
     Passed on to a strategy unseen, they are folded as they come.
 
-    Attributes:
+    Args:
+        replies: The replies, where they were looked at.
         grid: The grid.
         batches: For each message, the batch that it was sent in.
-        is_seen: Whether one was looked at.
+        messages: The messages.
     """
 
+    grid: AppGrid | None = None
+    _replies: list[Message]
+
     def __init__(
-        self, grid: AppGrid, batches: Sequence[Batch], messages: Sequence[Message]
+        self,
+        replies: Iterable[Message] = (),
+        grid: AppGrid | None = None,
+        batches: Sequence[requests.Batch] = (),
+        messages: Sequence[Message] = (),
     ) -> None:
-        self.grid, self.batches = grid, batches
-        self.is_seen, self._sent = False, messages
+        super().__init__(replies)
+        self.grid, self.batches, self._messages = grid, batches, messages
 
-    @cached_property
-    def _list(self) -> list[Message]:
-        self.is_seen = True
-        return self.grid.replies(self.batches, self._sent)
+    @property
+    def is_unseen(self) -> bool:
+        """Whether nobody has looked at them."""
+        return self.grid is not None
 
-    def __len__(self) -> int:
-        return len(self._list)
+    @property
+    def data(self) -> list[Message]:
+        """The replies, for which the sites are asked first where nobody has looked at them."""
+        if self.grid is not None:
+            grid, self.grid = self.grid, None
+            self._replies = grid.replies(self.batches, self._messages)
+        return self._replies
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._list[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self._list[index] = value
-
-    def __delitem__(self, index: int | slice) -> None:
-        del self._list[index]
-
-    def insert(self, index: int, value: Message) -> None:
-        """Insert a reply."""
-        self._list.insert(index, value)
-
-    def sort(self, **how: Any) -> None:
-        """Sort the replies, as a list's method does."""
-        self._list.sort(**how)
-
-    def copy(self) -> list[Message]:
-        """Return a list of the replies."""
-        return list(self._list)
-
-    def __add__(self, other: Iterable[Message]) -> list[Message]:
-        return [*self._list, *other]
+    @data.setter
+    def data(self, replies: list[Message]) -> None:
+        self._replies = replies
 
 
 class RunOverError(BaseException):
@@ -194,40 +175,34 @@ class AppGrid(Grid):
         place: The app.
 
     Attributes:
-        run_id: Id of the run.
         last: The model that the run was left with last.
     """
 
     def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
+        super().__init__(place)
         self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
         self._turn = threading.RLock()  # an app may use the grid in threads
-        self.run_id, self._nodes = run_id(place.seed), node_ids(place)
-        self._sites = {node: site for site, node in self._nodes.items()}
-        start = self._reply(requests.Start)
-        self._folder = Path(start.folder)
+        self._folder = Path(place.files)
         # Numbers of batches and versions of models that nobody refers to any more.
         self._batches_dropped, self._models_dropped = list[int](), list[int]()
-        self.last = self._model(start.model, start.path, start.digest)
-        source = FileSource(Path(start.path))
+        self.last = self._model(self._reply(ModelOfRun))
+        source = FileSource(Path(self.last.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
-        specs = {name: source.layout.find(name) for name in source.layout.names}
-        self._forms = {name: (spec.dtype, spec.shape) for name, spec in specs.items() if spec}
+        self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
         self._batches, self._messages = itertools.count(1), itertools.count(1)
-        self._pushed: dict[str, Message] = {}
         began = self.remember("the time", lambda: repr(time.time()).encode())
         self._began = float(began.decode())
 
     def _reply(self, kind: type[ReplyT]) -> ReplyT:
         reply = self._channel.receive()
-        if isinstance(reply, requests.Over):
+        if isinstance(reply, requests.End):
             raise RunOverError
         assert isinstance(reply, kind), f"{type(reply).__name__} is out of turn"
         return reply
 
-    def _model(self, version: int, path: str, digest: str) -> ModelOfRun:
+    def _model(self, model: ModelOfRun) -> ModelOfRun:
         """Return a new model, whose version is noted once nobody refers to it."""
-        model = ModelOfRun(version, path, digest)
-        weakref.finalize(model, self._models_dropped.append, version).atexit = False
+        weakref.finalize(model, self._models_dropped.append, model.version).atexit = False
         return model
 
     def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
@@ -235,92 +210,70 @@ class AppGrid(Grid):
             self._channel.send(request, timeout=None)
             return self._reply(kind)
 
-    def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes, in the order of the sites."""
-        return list(self._nodes.values())
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages, and wait until the sites have answered; return their ids."""
-        messages = list(messages)
-        self._pushed |= {
-            reply.metadata.reply_to_message_id: reply for reply in self.send_and_receive(messages)
-        }
-        return [message.metadata.message_id for message in messages]
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to messages that were pushed, once each."""
-        replies = [self._pushed.pop(number, None) for number in message_ids]
-        return [reply for reply in replies if reply is not None]
-
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Replies:
-        """Send messages, and return the replies to them, in their order.
+        """Send messages; see :class:`Grid`."""
+        messages = list(messages)
+        with self._turn:
+            batches = self._batches_of(messages)
+            unused = [
+                [dropped.pop(0) for _ in range(len(dropped))]
+                for dropped in (self._batches_dropped, self._models_dropped)
+            ]
+            if messages:
+                sent = list(dict.fromkeys(batches))
+                self._ask(requests.Send(sent, timeout, *unused), requests.Done)
+                for batch in sent:
+                    batch.messages.clear()
+        return Replies((), self, batches, messages)
 
-        Args:
-            messages: The messages.
-            timeout: Seconds that a node may take; None for ``clients.round_timeout``.
+    def _batches_of(self, messages: Sequence[Message]) -> list[requests.Batch]:
+        """Return the batch of each message, which has it packed.
+
+        A batch has one model, and one message to a node: a second one is in another batch.
         """
-        messages, now = list(messages), self._began
-        weighted_by = messages[0].weighted_by if messages else WEIGHT
         is_unseen = any(message.is_folded_unseen for message in messages)
-        # A batch has one model, and one message to a node: a second one is in another batch.
-        batches: dict[tuple[str, int | None, int], tuple[Batch, list[requests.Sent]]] = {}
-        of_message: list[Batch] = []
-        packed: dict[tuple[int, int | None], requests.Content] = {}
-        counts: Counter[tuple[str, int | None, int]] = Counter()
+        batches: dict[Any, requests.Batch] = {}
+        packed: dict[Any, requests.Content] = {}
+        counts: Counter[Any] = Counter()
         stored: dict[int, ModelOfRun | None] = {}
+        batch_of: list[requests.Batch] = []
         for message in messages:
             metadata, records = message.metadata, message.content
             number, node = next(self._messages), metadata.dst_node_id
             metadata.run_id, metadata.message_id = self.run_id, f"{self.run_id}-{number}"
-            metadata.created_at = now + number / 1e6
+            metadata.created_at = self._began + number / 1e6
             if node not in self._sites:
                 raise ValueError(
                     f"a message is for the node {node}, and the run has none of that id; take one "
                     "of grid.get_node_ids()"
                 )
             body, model = self._body_of(records, stored)
-            version = None if model is None else model.version
-            if (id(records), version) not in packed:
-                data = pack_records(records, body)
-                packed[id(records), version] = content.put(self._folder, data)
             category = metadata.message_type.partition(".")[0]
+            version = None if model is None else model.version
             counts[category, version, node] += 1
             key = category, version, counts[category, version, node]
             if key not in batches:
-                batch = Batch(next(self._batches), model, weighted_by, is_unseen)
+                weighted_by = messages[0].weighted_by
+                batch = requests.Batch(
+                    next(self._batches), category, model, weighted_by, is_unseen, []
+                )
                 weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
-                batches[key] = batch, []
-            batch, sent = batches[key]
+                batches[key] = batch
+            if (id(records), version) not in packed:
+                data = content.put(self._folder, pack_records(records, body))
+                packed[id(records), version] = data
             facts = {
                 "type": metadata.message_type,
                 "group": metadata.group_id,
                 "ttl": metadata.ttl,
-                "time": now,
-                "weight": weighted_by,
-                "needs_update": is_unseen,
+                "time": self._began,
             }
-            sent.append(requests.Sent(self._sites[node], packed[id(records), version], facts))
-            of_message.append(batch)
-        if messages:
-            self._send(batches, timeout)
-        return Replies(self, of_message, messages)
-
-    def _send(
-        self,
-        batches: Mapping[tuple[str, int | None, int], tuple[Batch, list[requests.Sent]]],
-        timeout: float | None,
-    ) -> None:
-        sent = [
-            requests.SentBatch(batch.number, category, version, messages)
-            for (category, version, _), (batch, messages) in batches.items()
-        ]
-        unused = [
-            [dropped.pop(0) for _ in range(len(dropped))]
-            for dropped in (self._batches_dropped, self._models_dropped)
-        ]
-        self._ask(requests.Send(sent, timeout, *unused), requests.Done)
+            sent = requests.Sent(self._sites[node], packed[id(records), version], facts)
+            batches[key].messages.append(sent)
+            batch_of.append(batches[key])
+        return batch_of
 
     def _body_of(
         self, records: RecordDict, stored: dict[int, ModelOfRun | None]
@@ -338,27 +291,28 @@ class AppGrid(Grid):
 
         Arrays fit if they have the names, dtypes and shapes of the model that the run began with.
         """
-        if isinstance(record.origin, ModelOfRun):
-            return record.origin
-        if record.forms != self._forms:
-            return None
-        tensors = {name: array.torch(is_own=False) for name, array in record.items()}
-        body = MemoryBody.of(tensors, tied=self._layout.aliases)
-        digest = body_digest(body)
-        if digest != self.last.digest:
-            path = self._folder / f"arrays-{digest}.safetensors"
-            write_checkpoint(path, body)
-            self._take(self._ask(requests.Store(str(path)), requests.Stored))
-            path.unlink()
-        record.origin = self.last
-        return self.last
+        with self._turn:
+            if isinstance(record.origin, ModelOfRun):
+                return record.origin
+            if record.forms != self._forms:
+                return None
+            tensors = {name: array.torch(is_own=False) for name, array in record.items()}
+            body = MemoryBody.of(tensors, tied=self._layout.aliases)
+            digest = body_digest(body)
+            if digest != self.last.digest:
+                path = self._folder / f"arrays-{digest}.safetensors"
+                write_checkpoint(path, body)
+                self._new_model(requests.Store(str(path)))
+                path.unlink()
+            record.origin = self.last
+            return self.last
 
-    def _take(self, stored: requests.Stored) -> ArrayRecord:
-        """Return the record of a model that the run has made."""
-        self.last = self._model(stored.model, stored.path, stored.digest)
-        return ArrayRecord.lying(self.last, lambda: arrays_of_file(stored.path))
+    def _new_model(self, request: msgspec.Struct) -> ArrayRecord:
+        """Ask the run for a new model, and return its arrays."""
+        self.last = model = self._model(self._ask(request, ModelOfRun))
+        return ArrayRecord.lying(model, lambda: arrays_of_file(model.path))
 
-    def replies(self, batches: Sequence[Batch], sent: Sequence[Message]) -> list[Message]:
+    def replies(self, batches: Sequence[requests.Batch], sent: Sequence[Message]) -> list[Message]:
         """Return the replies to messages, in their order, each sent in one of the batches."""
         answers = {
             (batch.number, answer.site): answer
@@ -371,18 +325,17 @@ class AppGrid(Grid):
             for site in [self._sites[message.metadata.dst_node_id]]
         ]
 
-    def _message(self, to: Message, batch: Batch, answer: requests.Answer) -> Message:
+    def _message(self, to: Message, batch: requests.Batch, answer: requests.Answer) -> Message:
         if answer.content is None:
-            error = Error(answer.code, answer.failure)
-            return self._reply_to(to, error)
+            return self._reply_to(to, Error(answer.code, answer.failure))
 
         def update() -> ArrayRecord:
-            def opened() -> dict[str, Array]:
-                request = requests.OpenUpdate(batch.number, answer.site)
-                path = self._ask(request, requests.UpdatePath).path
-                return arrays_of_file(path, self._order)
+            def look() -> dict[str, Array]:
+                request = requests.WriteUpdate(batch.number, answer.site)
+                self._ask(request, requests.Done)
+                return arrays_of_file(request.path_in(self._folder), self._order)
 
-            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), opened)
+            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), look)
 
         records = unpack_records(content.get(self._folder, answer.content), update)
         metrics: Mapping[str, Any] = next(iter(records.metric_records.values()), {})
@@ -398,30 +351,22 @@ class AppGrid(Grid):
 
     def fold(
         self,
-        batch: Batch,
-        sites: Sequence[str] | None = None,
-        weights: Sequence[float] | None = None,
-        rule: tuple[str, Mapping[str, Any]] | None = None,
+        batch: requests.Batch,
+        sites: list[str] | None = None,
+        weights: list[float] | None = None,
+        rule: tuple[str, dict[str, Any]] | None = None,
     ) -> ArrayRecord:
         """Fold updates into the next model of the run; see :class:`requests.FoldAnswers`."""
-        request = requests.FoldAnswers(
-            batch.number,
-            None if sites is None else list(sites),
-            None if weights is None else list(weights),
-            None if rule is None else (rule[0], dict(rule[1])),
-        )
-        return self._take(self._ask(request, requests.Stored))
+        return self._new_model(requests.FoldAnswers(batch.number, sites, weights, rule))
 
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
         """Compute bytes once in the run: where it was resumed, return what they were."""
         with self._turn:
-            self._channel.send(requests.Remember(name), timeout=None)
-            reply = self._channel.receive()
-            if isinstance(reply, requests.Compute):
-                self._channel.send(requests.Value(compute()), timeout=None)
-                reply = self._channel.receive()
-        assert isinstance(reply, requests.Value)
-        return reply.value
+            value = self._ask(requests.Remember(name), requests.Value).value
+            if value is None:
+                value = self._ask(requests.Value(compute()), requests.Value).value
+        assert value is not None
+        return value
 
     def report(self, record: ArrayRecord, metrics: Mapping[str, Any]) -> None:
         """Report the metrics of a model to the run, as its score."""
@@ -447,13 +392,6 @@ class CaughtError(BaseException):
 class FirstArrays(Grid):
     """Grid that ends a ServerApp once it is known which arrays it begins with."""
 
-    def __init__(self, place: requests.AppPlace) -> None:
-        self.run_id, self._nodes = run_id(place.seed), node_ids(place)
-
-    def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes, in the order of the sites."""
-        return list(self._nodes.values())
-
     def begin(self, arrays: ArrayRecord) -> None:
         """Take the arrays that a strategy begins with."""
         raise CaughtError(arrays)
@@ -464,15 +402,6 @@ class FirstArrays(Grid):
         """Take the first arrays of the messages, if there are any."""
         records = [record for m in messages for record in m.content.array_records.values()]
         raise CaughtError(records[0] if records else None)
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Take the first arrays of the messages, if there are any."""
-        self.send_and_receive(messages)
-        return []
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return none."""
-        return []
 
 
 def _failed(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from flstream.client.learner import Learner
 from flstream.compat.flower import content, names
 from flstream.compat.flower.client_app import LEAST_WEIGHT
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
-from flstream.compat.flower.nodes import node_id, run_id
 from flstream.compat.flower.program import ERROR, SENT
 from flstream.compat.flower.records import (
     Array,
@@ -21,6 +20,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
+from flstream.compat.flower.requests import node_id, run_id
 from flstream.runs.summary import BESIDE_METRICS
 
 _STATE = "context.records"
@@ -76,6 +76,8 @@ class AppLearner(Learner):
             raise TypeError(f"the ClientApp returned a {type(reply).__name__}; return a Message")
         if reply.has_error() and sent["needs_update"]:
             raise RuntimeError(f"the ClientApp replied with an error: {reply.error.reason}")
+        if sent["needs_update"] and (misfit := _misfit(reply.content, tensors)):
+            raise RuntimeError(misfit)
         self._keep(context.state)
         if reply.has_error():
             return FLModel(meta={ERROR: [reply.error.code, str(reply.error.reason)]})
@@ -123,3 +125,19 @@ class AppLearner(Learner):
         path = self.site.state_dir / _STATE
         if state or path.is_file():
             path.write_bytes(pack_records(state))
+
+
+def _misfit(reply: RecordDict, received: Mapping[str, Any]) -> str:
+    """Say why a reply is no update of the arrays that its node has received; empty if it is one."""
+    shapes = {name: list(tensor.shape) for name, tensor in received.items()}
+    flaws = ["the reply has no ArrayRecord"]
+    for record in reply.array_records.values():
+        sent = {name: array.shape for name, array in record.items()}
+        if sent == shapes:
+            return ""
+        other = sorted(sent.keys() ^ shapes.keys())
+        name = other[0] if other else next(name for name in sent if sent[name] != shapes[name])
+        has = f"has the shape {sent[name]}" if name in sent else "is missing"
+        had = f"its shape was {shapes[name]}" if name in shapes else "there was none"
+        flaws = [f"the reply's array {name!r} {has}, and in the message {had}"]
+    return f"{flaws[0]}; reply with an ArrayRecord like the message's in all rounds, or in none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from flstream.errors import ResumeRefusedError, WorkflowError
 from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
 
 if TYPE_CHECKING:
-    from flstream.server.own_process import OwnProcess
+    from flstream.engines.child_process import ChildProcess
 
 SENT = "flower"
 """Name of the value in a model's ``meta`` with the facts of a message, and of a reply's records."""
@@ -45,44 +45,59 @@ class AppArgs(WorkflowArgs):
     resume: bool = True
     """Whether replies that the app reads stay on disk until the run ends, so that it can resume."""
 
+    reads_replies: bool = True
+    """Whether the app may read the arrays of replies, for the forecast of the disk."""
+
+    keeps_none_with = "app.resume = false"
+
+    def kept_updates(self, rounds: int, cohort: int) -> int:
+        """Return how many replies may stay in files until the run ends."""
+        return rounds * cohort if self.resume and self.reads_replies else 0
+
 
 @workflow("flower", AppArgs)
 def flower(run: Run, args: AppArgs) -> Model:
     """Run a ServerApp's main function in a process, and do what it asks for."""
-    place = requests.AppPlace(args.folder, args.component, args.config, args.seed, run.all_sites)
+    rounds, model = run.rounds(), run.initial_model()
+    folder = run.path_of(model).parents[1] / FOLDER
+    if folder.exists() and not args.resume:
+        raise ResumeRefusedError(
+            "the app's replies were not kept (app.resume = false), so the run cannot resume; "
+            "leave out --resume to start a new one"
+        )
+    folder.mkdir(exist_ok=True)
+    place = requests.AppPlace(
+        args.folder, args.component, args.config, args.seed, run.all_sites, str(folder)
+    )
     with closing(run.start_process("serverapp", requests.FromApp, _MAIN, place)) as process:
-        dialogue = _Dialogue(run, process, resumes=args.resume)
-        model = dialogue.until_end()
-    shutil.rmtree(dialogue.folder, ignore_errors=True)
+        model = _Dialogue(run, process, rounds, folder, resumes=args.resume).until_end(model)
+    shutil.rmtree(folder, ignore_errors=True)
     return model
 
 
 class _Dialogue:
     """Requests of a ServerApp, answered one after another."""
 
-    def __init__(self, run: Run, process: OwnProcess[requests.FromApp], *, resumes: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        process: ChildProcess[requests.FromApp],
+        rounds: Iterator[int],
+        folder: Path,
+        *,
+        resumes: bool,
+    ) -> None:
         self._run, self._process, self._resumes = run, process, resumes
-        self._rounds = run.rounds()
-        model = run.initial_model()
-        self.folder = run.path_of(model).parents[1] / FOLDER
-        self._models = {model.version: model}
-        self._newest = model
+        self._rounds, self._folder = rounds, folder
+        self._models: dict[int, Model] = {}
         self._batches: dict[int, Updates] = {}
         self._asked: dict[int, list[str]] = {}
         # Whether a message to train was sent in this round, and in any.
         self._has_trained = self._trains = self._has_begun = False
 
-    def until_end(self) -> Model:
+    def until_end(self, model: Model) -> Model:
         """Answer requests until the app has ended, and return its last model."""
-        if self.folder.exists() and not self._resumes:
-            raise ResumeRefusedError(
-                "the app's replies were not kept (app.resume = false), so the run cannot resume; "
-                "leave out --resume to start a new one"
-            )
-        self.folder.mkdir(exist_ok=True)
-        path, model = self._run.path_of(self._newest), self._newest
-        start = requests.Start(model.version, str(path), model.digest, str(self.folder))
-        self._process.send(start)
+        self._process.send(self._stored(model))
         while True:
             request = self._process.receive()
             if not isinstance(request, requests.Read | requests.FoldAnswers):
@@ -106,7 +121,7 @@ class _Dialogue:
         for number in request.unused_batches:
             self._batches.pop(number, None)
             self._asked.pop(number, None)
-            for path in [] if self._resumes else self.folder.glob(f"reply-{number}-*"):
+            for path in [] if self._resumes else self._folder.glob(f"reply-{number}-*"):
                 path.unlink()
 
     def _answer(self, request: requests.FromApp) -> msgspec.Struct:
@@ -115,8 +130,9 @@ class _Dialogue:
                 return self._send(request)
             case requests.Read(batch):
                 return requests.Answers(self._answers(batch))
-            case requests.OpenUpdate(batch, site):
-                return requests.UpdatePath(str(self._opened(batch, site)))
+            case requests.WriteUpdate():
+                self._write(request)
+                return requests.Done()
             case requests.Store(path):
                 if not self._has_begun:
                     self._begin_round(set())
@@ -133,11 +149,12 @@ class _Dialogue:
     def _send(self, request: requests.Send) -> msgspec.Struct:
         self._drop(request)
         if not self._begin_round({batch.category for batch in request.batches}):
-            return requests.Over()
+            return requests.End()
         for batch in request.batches:
-            model = self._newest if batch.model is None else self._models[batch.model]
+            model = self._newest if batch.model is None else self._models[batch.model.version]
+            facts = {"weight": batch.weighted_by, "needs_update": batch.is_folded_unseen}
             messages: Mapping[str, Any] = {
-                sent.site: {SENT: {"content": sent.content, **sent.facts}}
+                sent.site: {SENT: {"content": sent.content, **sent.facts, **facts}}
                 for sent in batch.messages
             }
             self._asked[batch.number] = list(messages)
@@ -176,15 +193,13 @@ class _Dialogue:
             for site in self._asked[batch]
         ]
 
-    def _update(self, batch: int, site: str) -> Update:
-        return next(update for update in self._batches[batch] if update.site == site)
-
-    def _opened(self, batch: int, site: str) -> Path:
-        """Write a site's update to a file, once; the name says what it is for a replay, too."""
-        path = self.folder / f"reply-{batch}-{site}.safetensors"
+    def _write(self, request: requests.WriteUpdate) -> None:
+        """Write a site's update to a file, once."""
+        path = request.path_in(self._folder)
         if not path.is_file():
-            self._run.save(self._update(batch, site), path)
-        return path
+            updates = self._batches[request.batch]
+            update = next(update for update in updates if update.site == request.site)
+            self._run.save(update, path)
 
     def _folded(self, request: requests.FoldAnswers) -> msgspec.Struct:
         updates: Any = self._batches[request.batch]
@@ -205,21 +220,21 @@ class _Dialogue:
         model = self._run.fold(base, updates, weights, **rule)
         return self._stored(model)
 
-    def _stored(self, model: Model) -> requests.Stored:
+    def _stored(self, model: Model) -> requests.ModelOfRun:
         self._models[model.version] = self._newest = model
-        return requests.Stored(model.version, str(self._run.path_of(model)), model.digest)
+        return requests.ModelOfRun(model.version, str(self._run.path_of(model)), model.digest)
 
     def _computed(self) -> bytes:
-        self._process.send(requests.Compute())
-        value = self._process.receive()
-        if isinstance(value, requests.End):
-            raise WorkflowError(value.error)
-        if not isinstance(value, requests.Value):
-            raise WorkflowError(
-                "evaluate_fn has sent messages, or looked at arrays of a reply, which it must not; "
-                "do so in aggregate_train"
-            )
-        return value.value
+        self._process.send(requests.Value(None))
+        match self._process.receive():
+            case requests.Value(bytes() as value):
+                return value
+            case requests.End(_, error):
+                raise WorkflowError(error)
+        raise WorkflowError(
+            "evaluate_fn has sent messages, or looked at arrays of a reply, which it must not; do "
+            "so in aggregate_train"
+        )
 
 
 def _answer_of(update: Update) -> requests.Answer:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,118 +19,83 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 _NUMPY = "numpy.ndarray"
+_SERIALISED = ("dtype", "shape", "stype", "data")
 
 
-class TypedRecord(MutableMapping[str, ValueT], Generic[ValueT]):
+class TypedRecord(UserDict[str, ValueT]):
     """Mapping from text to values of known types, in the order in which they were set."""
-
-    def __init__(
-        self, values: Mapping[str, ValueT] | None = None, *, keep_input: bool = True
-    ) -> None:
-        self._values: dict[str, ValueT] = {}
-        self.update(values or {})
 
     def _check(self, key: str, value: Any) -> None:
         """Refuse a value of another type."""
-
-    def __getitem__(self, key: str) -> ValueT:
-        return self._values[key]
 
     def __setitem__(self, key: str, value: ValueT) -> None:
         if not isinstance(key, str):
             raise TypeError(f"a key of a {type(self).__name__} is text, and not {key!r}")
         self._check(key, value)
-        self._values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def copy(self) -> Self:
-        """Return a shallow copy."""
-        return type(self)(self)
+        self.data[key] = value
 
 
-def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether a value is of one of some types, or a list of values of one of them."""
-    if isinstance(value, list):
-        return not value or any(all(type(item) is kind for item in value) for kind in kinds)
-    return isinstance(value, kinds)
+class _PlainRecord(TypedRecord[Any]):
+    """Plain values, and lists of values of one type.
+
+    Args:
+        values: The values by name.
+        keep_input: Taken as Flower does; the mapping stays as it is.
+        named: The values under the name that Flower has for them, such as ``metric_dict``.
+    """
+
+    kinds: tuple[type, ...]
+
+    def __init__(
+        self,
+        values: Mapping[str, Any] | None = None,
+        keep_input: bool = True,
+        **named: Mapping[str, Any] | None,
+    ) -> None:
+        super().__init__(values or next(iter(named.values()), None))
+
+    def _check(self, key: str, value: Any) -> None:
+        values = value if isinstance(value, list) else [value]
+        if not values or any(all(type(item) is kind for item in values) for kind in self.kinds):
+            return
+        if isinstance(value, self.kinds) and not (type(value) is bool and bool not in self.kinds):
+            return  # of a derived type, such as NumPy's float64
+        kinds = ", ".join(kind.__name__ for kind in self.kinds)
+        raise TypeError(
+            f"{key!r} of a {type(self).__name__} is a {type(value).__name__}; give it one of "
+            f"{kinds}, or a list of one of them"
+        )
 
 
-class MetricRecord(TypedRecord[Any]):
+class MetricRecord(_PlainRecord):
     """Numbers, and lists of numbers of one type, by name."""
 
-    def __init__(
-        self, metric_dict: Mapping[str, Any] | None = None, keep_input: bool = True
-    ) -> None:
-        super().__init__(metric_dict)
-
-    def _check(self, key: str, value: Any) -> None:
-        if not _is_of(value, (int, float)) or isinstance(value, bool):
-            raise TypeError(
-                f"the metric {key!r} is a {type(value).__name__}; give it an int, a float, or a "
-                "list of either"
-            )
+    kinds = (int, float)
 
 
-class ConfigRecord(TypedRecord[Any]):
-    """Settings by name: int, float, str, bytes, bool, and lists of values of one of these."""
+class ConfigRecord(_PlainRecord):
+    """Settings by name: plain values, and lists of values of one type."""
 
-    def __init__(
-        self, config_dict: Mapping[str, Any] | None = None, keep_input: bool = True
-    ) -> None:
-        super().__init__(config_dict)
-
-    def _check(self, key: str, value: Any) -> None:
-        if not _is_of(value, (int, float, str, bytes, bool)):
-            raise TypeError(
-                f"the setting {key!r} is a {type(value).__name__}; give it an int, float, str, "
-                "bytes, bool, or a list of one of them"
-            )
+    kinds = (int, float, str, bytes, bool)
 
 
 class Array:
     """An array, of NumPy or torch, with its serialised form.
 
     Args:
-        args: A NumPy array; a torch tensor; or dtype, shape, stype and data.
-        dtype: Name of the NumPy dtype.
-        shape: Shape.
-        stype: Form of the data: ``numpy.ndarray``.
-        data: Bytes of a ``.npy`` file.
-        ndarray: A NumPy array.
-        torch_tensor: A torch tensor.
+        args: A NumPy array; a torch tensor; or dtype, shape, stype (``numpy.ndarray``) and data,
+            the bytes of a ``.npy`` file.
+        named: The same by name: ``ndarray``, ``torch_tensor``, or those four.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        dtype: str | None = None,
-        shape: tuple[int, ...] | None = None,
-        stype: str | None = None,
-        data: bytes | None = None,
-        ndarray: Any = None,
-        torch_tensor: Any = None,
-    ) -> None:
-        if len(args) == 1:
-            value = args[0]
-        elif args or data is not None:
-            given = dict(zip(("dtype", "shape", "stype", "data"), args, strict=False))
-            data, stype = given.get("data", data), given.get("stype", stype)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        serialised = dict(zip(_SERIALISED, args, strict=False)) if len(args) > 1 else named
+        value: Any = next((one for one in (*args, *named.values()) if one is not None), None)
+        if "data" in serialised:
+            data, stype = serialised["data"], serialised.get("stype")
             if stype != _NUMPY or not isinstance(data, bytes):
                 raise TypeError(f"an Array of the stype {stype!r} is not known; use {_NUMPY}")
             value = np.load(io.BytesIO(data), allow_pickle=False)
-        else:
-            value = ndarray if ndarray is not None else torch_tensor
         if isinstance(value, np.ndarray):
             value = value.copy()
         elif hasattr(value, "detach"):
@@ -211,49 +176,41 @@ class ArrayRecord(TypedRecord[Array]):
     """Arrays by name; those of a model or an update are read from its file when they are asked for.
 
     Args:
-        values: A mapping to arrays, a torch state dict, or a list of NumPy arrays.
-        array_dict: A mapping to arrays.
-        numpy_ndarrays: A list of NumPy arrays, whose names are their numbers.
-        torch_state_dict: A torch state dict.
+        values: A mapping to arrays, a torch state dict, or a list of NumPy arrays, whose names are
+            their numbers.
         keep_input: Whether a given mapping or list stays as it is.
+        named: The values under the name that Flower has for them: ``array_dict``,
+            ``numpy_ndarrays`` or ``torch_state_dict``.
 
     Attributes:
         origin: Where its arrays lie, unchanged: a stored model or a site's update; None elsewhere.
     """
 
     origin: Any = None
-    _arrays: Callable[[], Mapping[str, Array]] | None = None
+    _look: Callable[[], Mapping[str, Array]] | None = None
+    _arrays: dict[str, Array]
 
-    def __init__(
-        self,
-        values: Any = None,
-        *,
-        array_dict: Mapping[str, Array] | None = None,
-        numpy_ndarrays: list[Any] | None = None,
-        torch_state_dict: Mapping[str, Any] | None = None,
-        keep_input: bool = True,
-    ) -> None:
-        forms: tuple[Any, ...] = (values, array_dict, numpy_ndarrays, torch_state_dict, {})
-        given = next(form for form in forms if form is not None)
+    def __init__(self, values: Any = None, *, keep_input: bool = True, **named: Any) -> None:
         super().__init__()
-        if isinstance(given, Mapping):
-            for name, value in given.items():
-                self[name] = value if isinstance(value, Array) else Array(value)
-        elif isinstance(given, list):
-            for place, value in enumerate(given):
-                self[str(place)] = Array(value)
-        else:
+        source: Any = next(form for form in (values, *named.values(), {}) if form is not None)
+        is_named = isinstance(source, Mapping)
+        if not (is_named or isinstance(source, list)):
             raise TypeError(
-                f"an ArrayRecord is made of a mapping or a list, not of a {type(given).__name__}"
+                f"an ArrayRecord is made of a mapping or a list, not of a {type(source).__name__}"
             )
+        items = (
+            source.items() if is_named else zip(map(str, range(len(source))), source, strict=True)
+        )
+        for name, value in items:
+            self[name] = value if isinstance(value, Array) else Array(value)
         if not keep_input:
-            given.clear()
+            source.clear()
 
     @classmethod
-    def lying(cls, origin: Any, arrays: Callable[[], Mapping[str, Array]]) -> ArrayRecord:
+    def lying(cls, origin: Any, look: Callable[[], Mapping[str, Array]]) -> ArrayRecord:
         """Return the record of a stored model or update, which is looked at once it is used."""
         record = cls()
-        record.origin, record._arrays = origin, arrays
+        record.origin, record._look = origin, look
         return record
 
     @classmethod
@@ -267,40 +224,41 @@ class ArrayRecord(TypedRecord[Array]):
         return cls(list(ndarrays))
 
     @classmethod
-    def from_torch_state_dict(cls, state_dict: Mapping[str, Any], **_: Any) -> ArrayRecord:
+    def from_torch_state_dict(cls, torch_state_dict: Mapping[str, Any], **_: Any) -> ArrayRecord:
         """Return a record of a torch state dict."""
-        return cls(state_dict)
+        return cls(torch_state_dict)
+
+    @property
+    def data(self) -> dict[str, Array]:
+        """The arrays, which are read first where nobody has looked at them."""
+        if self._look is not None:
+            look, self._look = self._look, None
+            self._arrays.update(look())
+        return self._arrays
+
+    @data.setter
+    def data(self, arrays: dict[str, Array]) -> None:
+        self._arrays = arrays
 
     def _check(self, key: str, value: Any) -> None:
         if not isinstance(value, Array):
             raise TypeError(f"{key!r} is a {type(value).__name__}; give it an Array")
-        self._look()
+
+    def __setitem__(self, key: str, value: Array) -> None:
+        super().__setitem__(key, value)
         self.origin = None
-
-    def _look(self) -> dict[str, Array]:
-        if self._arrays is not None:
-            arrays, self._arrays = self._arrays, None
-            self._values.update(arrays())
-        return self._values
-
-    def __getitem__(self, key: str) -> Array:
-        return self._look()[key]
 
     def __delitem__(self, key: str) -> None:
-        del self._look()[key]
+        super().__delitem__(key)
         self.origin = None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._look())
-
-    def __len__(self) -> int:
-        return len(self._look())
 
     def copy(self) -> Self:
         """Return a shallow copy, which lies where this record does."""
-        other = type(self)(self)
+        other = type(self)(self.data)
         other.origin = self.origin
         return other
+
+    __copy__ = copy
 
     def to_numpy_ndarrays(self, *, keep_input: bool = True) -> list[Any]:
         """Return the arrays as NumPy arrays of their own, in order."""
@@ -333,30 +291,20 @@ class ArrayRecord(TypedRecord[Array]):
             return None
 
 
-RecordT = TypeVar("RecordT", ArrayRecord, MetricRecord, ConfigRecord)
-
-
 class RecordDict(TypedRecord[Any]):
     """Records by name: the content of a message.
 
     Args:
         records: The records.
-        array_records: Further ones.
-        metric_records: Further ones.
-        config_records: Further ones.
+        further: Further ones: ``array_records``, ``metric_records`` and ``config_records``.
     """
 
     def __init__(
-        self,
-        records: Mapping[str, Any] | None = None,
-        *,
-        array_records: Mapping[str, ArrayRecord] | None = None,
-        metric_records: Mapping[str, MetricRecord] | None = None,
-        config_records: Mapping[str, ConfigRecord] | None = None,
+        self, records: Mapping[str, Any] | None = None, **further: Mapping[str, Any]
     ) -> None:
         super().__init__(records)
-        for further in (array_records, metric_records, config_records):
-            self.update(further or {})
+        for of_kind in further.values():
+            self.update(of_kind or {})
 
     def _check(self, key: str, value: Any) -> None:
         if not isinstance(value, ArrayRecord | MetricRecord | ConfigRecord):
@@ -385,35 +333,21 @@ class RecordDict(TypedRecord[Any]):
     configs_records = config_records
 
 
-class _RecordsOf(MutableMapping[str, RecordT], Generic[RecordT]):
+class _RecordsOf(TypedRecord[ValueT]):
     """The records of one type in a :class:`RecordDict`, which changes with this mapping."""
 
-    def __init__(self, records: RecordDict, kind: type[RecordT]) -> None:
-        self._records = records
-        self._kind: type[RecordT] = kind
+    def __init__(self, records: RecordDict, kind: type[ValueT]) -> None:
+        self._records, self._kind = records, kind
+        self.data = {key: record for key, record in records.items() if isinstance(record, kind)}
 
-    def __getitem__(self, key: str) -> RecordT:
-        record: RecordT = self._records[key]
-        if not isinstance(record, self._kind):
-            raise KeyError(key)
-        return record
-
-    def __setitem__(self, key: str, value: RecordT) -> None:
+    def _check(self, key: str, value: Any) -> None:
         if not isinstance(value, self._kind):
             raise TypeError(f"{key!r} is a {type(value).__name__}; give it a {self._kind.__name__}")
         self._records[key] = value
 
     def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
         del self._records[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return (key for key, record in self._records.items() if isinstance(record, self._kind))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
 
 
 class _Packed(msgspec.Struct, array_like=True):

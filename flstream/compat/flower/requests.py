@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,9 +11,10 @@ import msgspec
 Content = bytes
 """Packed records, or where they are: see :mod:`flstream.compat.flower.content`."""
 
-
 CLIENT_APP_RAISED = 2
 """Code of Flower's for an exception of a ClientApp."""
+
+_ID_BITS = 63
 
 
 class AppPlace(msgspec.Struct, frozen=True):
@@ -23,6 +26,7 @@ class AppPlace(msgspec.Struct, frozen=True):
         config: Its settings (``app.config``), as JSON.
         seed: Seed of the job.
         sites: Names of the sites, in their order.
+        files: Folder of files of contents, updates and models; empty before the run.
     """
 
     folder: str
@@ -30,22 +34,31 @@ class AppPlace(msgspec.Struct, frozen=True):
     config: str
     seed: int
     sites: list[str]
+    files: str = ""
 
 
-class Start(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: the run begins.
+def node_id(seed: int, site: str) -> int:
+    """Return the id of a site's node."""
+    return random.Random(f"flstream/flower/node/{seed}/{site}").getrandbits(_ID_BITS)
+
+
+def run_id(seed: int) -> int:
+    """Return the id of a run."""
+    return random.Random(f"flstream/flower/run/{seed}").getrandbits(_ID_BITS)
+
+
+class ModelOfRun(msgspec.Struct, tag=True, frozen=True, eq=False, weakref=True):
+    """Workflow: a model of the run, which stays as long as the app refers to it.
 
     Attributes:
-        model: Version of the initial model.
+        version: Its version.
         path: Path of its file.
         digest: Its digest.
-        folder: Folder of files of contents, updates and models.
     """
 
-    model: int
+    version: int
     path: str
     digest: str
-    folder: str
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -54,7 +67,7 @@ class Sent(msgspec.Struct, frozen=True):
     Attributes:
         site: Its site.
         content: Packed records.
-        facts: Facts of the message: its type, id, group, time and weight's name.
+        facts: Facts of the message: its type, group and times.
     """
 
     site: str
@@ -62,19 +75,24 @@ class Sent(msgspec.Struct, frozen=True):
     facts: dict[str, Any]
 
 
-class SentBatch(msgspec.Struct, frozen=True):
-    """Messages to nodes, each of which is sent one at most, with one model.
+class Batch(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """Messages that are sent together: one to a node at most, of one category, with one model.
 
     Attributes:
-        number: Number of the batch, from 1.
+        number: Its number, from 1.
         category: ``train``, ``evaluate`` or ``query``.
-        model: Version of the model that has the arrays; the newest one where none has.
-        messages: The messages.
+        model: The model that has the messages' arrays; None where they have none of a model's.
+        weighted_by: Name of the metric by which the sites weight their answers.
+        is_folded_unseen: Whether the strategy folds the answers as they come, which then have to be
+            updates of the model.
+        messages: The messages, until they are sent.
     """
 
     number: int
     category: str
-    model: int | None
+    model: ModelOfRun | None
+    weighted_by: str
+    is_folded_unseen: bool
     messages: list[Sent]
 
 
@@ -88,7 +106,7 @@ class Send(msgspec.Struct, tag=True, frozen=True):
         unused_models: Versions of models to which nobody does.
     """
 
-    batches: list[SentBatch]
+    batches: list[Batch]
     timeout: float | None
     unused_batches: list[int]
     unused_models: list[int]
@@ -124,17 +142,15 @@ class Answers(msgspec.Struct, tag=True, frozen=True):
     answers: list[Answer]
 
 
-class OpenUpdate(msgspec.Struct, tag=True, frozen=True):
+class WriteUpdate(msgspec.Struct, tag=True, frozen=True):
     """App: write the update of a site to a file, to be read."""
 
     batch: int
     site: str
 
-
-class UpdatePath(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: the path of an update's file."""
-
-    path: str
+    def path_in(self, folder: Path) -> Path:
+        """Return the path of the file; it says what it is for a replay, too."""
+        return folder / f"reply-{self.batch}-{self.site}.safetensors"
 
 
 class Store(msgspec.Struct, tag=True, frozen=True):
@@ -159,34 +175,16 @@ class FoldAnswers(msgspec.Struct, tag=True, frozen=True):
     rule: tuple[str, dict[str, Any]] | None = None
 
 
-class Stored(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: a model of the run.
-
-    Attributes:
-        model: Its version.
-        path: Path of its file.
-        digest: Its digest.
-    """
-
-    model: int
-    path: str
-    digest: str
-
-
 class Remember(msgspec.Struct, tag=True, frozen=True):
-    """App: return the bytes that were computed under a name, or compute them first."""
+    """App: return the bytes that were computed under a name."""
 
     name: str
 
 
-class Compute(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: nobody has computed it; do it now."""
-
-
 class Value(msgspec.Struct, tag=True, frozen=True):
-    """Either: the bytes that were computed."""
+    """Either: the bytes that were computed; None where the app is to compute them now."""
 
-    value: bytes
+    value: bytes | None
 
 
 class Report(msgspec.Struct, tag=True, frozen=True):
@@ -200,21 +198,17 @@ class Done(msgspec.Struct, tag=True, frozen=True):
     """Workflow: the request is done, or will be once its result is needed."""
 
 
-class Over(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: the run is to end (``stop_when``, ``patience``)."""
-
-
 class End(msgspec.Struct, tag=True, frozen=True):
-    """App: the ServerApp has ended.
+    """App: the ServerApp has ended. Workflow: it is to end (``stop_when``, ``patience``).
 
     Attributes:
         model: Version of its last model; None where it has none.
         error: One sentence on the exception that ended it; empty for none.
     """
 
-    model: int | None
+    model: int | None = None
     error: str = ""
 
 
-FromApp = Send | Read | OpenUpdate | Store | FoldAnswers | Remember | Value | Report | End
-ToApp = Start | Answers | UpdatePath | Stored | Compute | Value | Done | Over
+FromApp = Send | Read | WriteUpdate | Store | FoldAnswers | Remember | Value | Report | End
+ToApp = ModelOfRun | Answers | Value | Done | End

@@ -20,6 +20,7 @@ class Momentum(ServerStep):
 
     learning_rate: float
     momentum: float
+    begins: bool
     moments = ("momentum",)
 
     def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
@@ -38,6 +39,7 @@ class Adaptive(ServerStep):
     beta_1: float
     beta_2: float
     tau: float
+    begins: bool
     moments = ("first", "second")
 
     def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
@@ -93,9 +95,19 @@ class Combination:
 
 
 def rule_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of ``run.fold`` that make a rule of a name."""
-    if name == "momentum":
-        return {"step": Momentum(**arguments)}
-    if name == "adaptive":
-        return {"step": Adaptive(**arguments)}
-    return {"tensors": Combination(name, **arguments)}
+    """Return the arguments of ``run.fold`` that make a strategy's rule.
+
+    Args:
+        name: Name of the rule.
+        arguments: The strategy's own arguments, its round, and whether its steps begin.
+    """
+    begins = arguments["begins"]
+    match name:
+        case "momentum":
+            rate, momentum = arguments["server_learning_rate"], arguments["server_momentum"]
+            return {"step": Momentum(rate, momentum, begins)}
+        case "adagrad" | "adam" | "yogi":
+            numbers = {key: arguments[key] for key in ("eta", "beta_1", "beta_2", "tau")}
+            return {"step": Adaptive(name, arguments["round"], begins=begins, **numbers)}
+    malicious = int(arguments.get("num_malicious_nodes", 0))
+    return {"tensors": Combination(name, arguments.get("beta", 0.0), malicious)}

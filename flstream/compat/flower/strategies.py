@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import io
 import logging
-import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from flstream.client.seeding import kept_generators
+from flstream.compat.flower.aggregates import (
+    AggregationError,
+    aggregate_arrayrecords,
+    aggregate_metricrecords,
+    distances,
+    sample_nodes,
+    validate_message_reply_consistency,
+    weights_of,
+)
 from flstream.compat.flower.client_app import ARRAYS, CONFIG, LEAST_WEIGHT
 from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, ReplyUpdate
 from flstream.compat.flower.messages import Message
 from flstream.compat.flower.records import (
-    Array,
     ArrayRecord,
     ConfigRecord,
     MetricRecord,
@@ -35,17 +42,6 @@ log = logging.getLogger("flwr")
 
 Metrics = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-class AggregationError(Exception):
-    """Replies cannot be aggregated."""
-
-
-class InconsistentMessageReplies(Exception):  # noqa: N818 (Flower's name)
-    """Replies have not the records, or the names in them, that a strategy needs."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
 
 
 class Strategy(ABC):
@@ -166,104 +162,6 @@ def _remembered(
     return cast(MetricRecord, unpack_records(packed)["metrics"]) if packed else None
 
 
-def config_to_str(config: ConfigRecord) -> str:
-    """Return settings as text, bytes by their length."""
-    shown = {
-        key: len(value) if isinstance(value, bytes) else value for key, value in config.items()
-    }
-    return repr(shown)
-
-
-def log_strategy_start_info(
-    num_rounds: int,
-    arrays: ArrayRecord,
-    train_config: ConfigRecord | None,
-    evaluate_config: ConfigRecord | None,
-) -> None:
-    """Log with what a strategy starts."""
-    log.info("\t├── rounds: %d, arrays: %.2f MB", num_rounds, arrays.count_bytes() / 1e6)
-    for kind, config in (("train", train_config), ("evaluate", evaluate_config)):
-        log.info("\t├── settings to %s: %s", kind, config_to_str(config or ConfigRecord()))
-
-
-def sample_nodes(
-    grid: Any, min_available_nodes: int, sample_size: int
-) -> tuple[list[int], list[int]]:
-    """Return drawn nodes, and all nodes.
-
-    Raises:
-        ValueError: There are fewer nodes than needed; in a simulation none come.
-    """
-    nodes, least = list(grid.get_node_ids()), max(min_available_nodes, sample_size)
-    if len(nodes) < least:
-        raise ValueError(
-            f"the strategy needs {least} nodes (min_available_nodes, min_train_nodes, "
-            f"min_evaluate_nodes), and the run has {len(nodes)}; set clients.count={least}, or "
-            "fewer in the strategy"
-        )
-    return random.sample(nodes, sample_size), nodes
-
-
-def _weights(records: Sequence[RecordDict], key: str) -> list[float]:
-    return [float(next(iter(record.metric_records.values()))[key]) for record in records]
-
-
-def aggregate_metricrecords(records: list[RecordDict], weighting_metric_name: str) -> MetricRecord:
-    """Return the weighted means of metrics by name; of lists, number by number."""
-    weights = _weights(records, weighting_metric_name)
-    total, sums = sum(weights), dict[str, Any]()
-    for record, weight in zip(records, weights, strict=True):
-        for metrics in record.metric_records.values():
-            for name, value in metrics.items():
-                if name != weighting_metric_name:
-                    share = np.asarray(value, dtype=np.float64) * (weight / total)
-                    sums[name] = sums[name] + share if name in sums else share
-    return MetricRecord({name: value.tolist() for name, value in sums.items()})
-
-
-def aggregate_arrayrecords(records: list[RecordDict], weighting_metric_name: str) -> ArrayRecord:
-    """Return the weighted means of arrays, array by array, each in its own dtype."""
-    weights = _weights(records, weighting_metric_name)
-    total = sum(weights)
-    arrays = [next(iter(record.array_records.values())) for record in records]
-
-    def mean(name: str) -> Array:
-        dtype = arrays[0][name].numpy().dtype
-        parts = (
-            record[name].numpy() * (weight / total)
-            for record, weight in zip(arrays, weights, strict=True)
-        )
-        return Array(np.asarray(sum(parts)).astype(dtype))
-
-    return ArrayRecord({name: mean(name) for name in arrays[0]})
-
-
-def validate_message_reply_consistency(
-    replies: list[RecordDict], weighted_by_key: str, check_arrayrecord: bool
-) -> None:
-    """Refuse replies that have not one record of metrics, and of arrays, with the same names.
-
-    Raises:
-        InconsistentMessageReplies: The message says what differs.
-    """
-    kinds = [("ArrayRecord", "array_records")] if check_arrayrecord else []
-    for kind, attribute in (*kinds, ("MetricRecord", "metric_records")):
-        by_reply = [list(getattr(reply, attribute).values()) for reply in replies]
-        if any(len(records) != 1 for records in by_reply):
-            raise InconsistentMessageReplies(f"each reply has to have one {kind}")
-        origins = [getattr(record, "origin", None) for [record] in by_reply]
-        is_update = all(isinstance(origin, ReplyUpdate) for origin in origins)
-        if not is_update and len({frozenset(record) for [record] in by_reply}) > 1:
-            raise InconsistentMessageReplies(f"the {kind}s of replies have different names")
-    if any(
-        not isinstance(next(iter(reply.metric_records.values())).get(weighted_by_key), int | float)
-        for reply in replies
-    ):
-        raise InconsistentMessageReplies(
-            f"a MetricRecord has no number {weighted_by_key!r}, by which replies are weighted"
-        )
-
-
 class FedAvg(Strategy):
     """Federated averaging (McMahan et al. 2017, arXiv:1602.05629).
 
@@ -278,16 +176,24 @@ class FedAvg(Strategy):
         configrecord_key: Name of the settings in messages.
         train_metrics_aggr_fn: Function of replies and that name that aggregates training's metrics.
         evaluate_metrics_aggr_fn: The same for evaluations.
+        own: Arguments of the derived strategy.
     """
 
-    looks_first = False
-    """Whether replies are looked at before they are aggregated."""
+    _arguments: ClassVar[Mapping[str, float]] = {}
+    """Arguments of the strategy's own, with their defaults; each becomes an attribute."""
 
-    weighs = True
+    _rule_name: ClassVar[str] = ""
+    """Name of the rule by which arrays are folded; empty for their weighted mean."""
+
+    _weighs: ClassVar[bool] = True
     """Whether the arrays' aggregate depends on weights."""
 
-    _fit = False
-    """Whether the last replies had arrays of the names and shapes that were sent."""
+    _looks_first: ClassVar[bool] = False
+    """Whether replies are looked at before they are aggregated."""
+
+    # Whether the last replies had arrays of the names and shapes that were sent, and whether it
+    # has moments, which a step of the server leaves beside the model.
+    _fit = _has_stepped = False
 
     def __init__(
         self,
@@ -301,6 +207,7 @@ class FedAvg(Strategy):
         configrecord_key: str = CONFIG,
         train_metrics_aggr_fn: Metrics | None = None,
         evaluate_metrics_aggr_fn: Metrics | None = None,
+        **own: float,
     ) -> None:
         self.fraction_train, self.fraction_evaluate = fraction_train, fraction_evaluate
         self.min_train_nodes = min_train_nodes if fraction_train else 0
@@ -310,6 +217,12 @@ class FedAvg(Strategy):
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or aggregate_metricrecords
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or aggregate_metricrecords
+        if unknown := own.keys() - self._arguments.keys():
+            raise TypeError(
+                f"{type(self).__name__} has no argument {min(unknown)!r}; its own are "
+                f"{', '.join(self._arguments) or 'none'}, beside those of FedAvg"
+            )
+        vars(self).update({**self._arguments, **own})
 
     def summary(self) -> None:
         """Log the strategy's settings."""
@@ -360,7 +273,7 @@ class FedAvg(Strategy):
         for message in messages:
             message.weighted_by = self.weighted_by_key
             is_train = message_type == "train"
-            message.is_folded_unseen = is_train and self._fit and not (is_own or self.looks_first)
+            message.is_folded_unseen = is_train and self._fit and not (is_own or self._looks_first)
         return messages
 
     def _check_and_log_replies(
@@ -404,7 +317,7 @@ class FedAvg(Strategy):
 
     def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> ArrayRecord | None:
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
-        if not isinstance(replies, Replies) or replies.is_seen:
+        if not isinstance(replies, Replies) or replies.grid is None:
             return None
         batches = list(dict.fromkeys(replies.batches))
         if len(batches) != 1 or not batches[0].is_folded_unseen:
@@ -416,26 +329,29 @@ class FedAvg(Strategy):
         origins = [next(iter(content.array_records.values())).origin for content in contents]
         updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
         self._fit = len(updates) == len(origins)
-        rule = self._rule(server_round)
         sites = [update.site for update in updates]
         is_twice = len(set(sites)) < len(sites)
         is_mixed = len({update.batch.number for update in updates}) > 1
-        if len(updates) < len(origins) or is_twice or is_mixed:
+        rule = self._rule(server_round)
+        if not self._fit or is_twice or is_mixed:
             if rule:
                 raise AggregationError(
                     f"{type(self).__name__} takes replies as they have come, with arrays of the "
                     "names and shapes that were sent; use FedAvg where they are changed"
                 )
             return aggregate_arrayrecords(contents, self.weighted_by_key)
-        first = updates[0]
-        own, weights = _weights(contents, self.weighted_by_key), None
-        if self.weighs and own != [update.weight for update in updates]:  # which the run knows
+        own, weights = weights_of(contents, self.weighted_by_key), None
+        if self._weighs and own != [update.weight for update in updates]:  # which the run knows
             weights = [max(weight, LEAST_WEIGHT) for weight in own]
-        return first.grid.fold(first.batch, sites, weights, rule)
+        return updates[0].grid.fold(updates[0].batch, sites, weights, rule)
 
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        """Name and arguments of the rule of a fold; None for the mean."""
-        return None
+    def _rule(self, server_round: int) -> tuple[str, dict[str, Any]] | None:
+        """Return the name and the arguments of a fold's rule; None for the weighted mean."""
+        if not self._rule_name:
+            return None
+        arguments = {name: float(getattr(self, name)) for name in self._arguments}
+        begins, self._has_stepped = not self._has_stepped, True
+        return self._rule_name, {**arguments, "round": server_round, "begins": begins}
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -451,14 +367,11 @@ class FedAvg(Strategy):
 class FedProx(FedAvg):
     """FedAvg of nodes that stay near the arrays they received (Li et al. 2020, arXiv:1812.06127).
 
-    Args:
-        proximal_mu: Factor of the proximal term, which messages carry as ``proximal-mu``.
-        others: As for :class:`FedAvg`.
+    Its ``proximal_mu`` is the factor of the proximal term, ``proximal-mu`` in messages.
     """
 
-    def __init__(self, *, proximal_mu: float = 0.0, **others: Any) -> None:
-        super().__init__(**others)
-        self.proximal_mu = proximal_mu
+    _arguments: ClassVar = {"proximal_mu": 0.0}
+    proximal_mu: float
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
@@ -471,157 +384,86 @@ class FedProx(FedAvg):
 class FedAvgM(FedAvg):
     """FedAvg with momentum at the server (Hsu et al. 2019, arXiv:1909.06335).
 
-    Args:
-        server_learning_rate: Learning rate of the server.
-        server_momentum: Share of the momentum that stays.
-        others: As for :class:`FedAvg`.
+    ``server_momentum`` is the share of the momentum that stays.
     """
 
-    def __init__(
-        self,
-        *,
-        server_learning_rate: float = 1.0,
-        server_momentum: float = 0.0,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.server_learning_rate, self.server_momentum = server_learning_rate, server_momentum
+    _arguments: ClassVar = {"server_learning_rate": 1.0, "server_momentum": 0.0}
+    _rule_name = "momentum"
 
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        rate, momentum = self.server_learning_rate, self.server_momentum
-        if (rate, momentum) == (1.0, 0.0):
-            return None
-        return "momentum", {"learning_rate": float(rate), "momentum": float(momentum)}
+    def _rule(self, server_round: int) -> tuple[str, dict[str, Any]] | None:
+        is_mean = all(getattr(self, name) == value for name, value in self._arguments.items())
+        return None if is_mean else super()._rule(server_round)
 
 
 class FedOpt(FedAvg):
     """FedAvg with an adaptive step at the server (Reddi et al. 2021, arXiv:2003.00295).
 
-    Args:
-        eta: Learning rate of the server.
-        eta_l: Learning rate of nodes, which is theirs to use.
-        beta_1: Share of the first moment that stays.
-        beta_2: Share of the second moment that stays.
-        tau: Adaptivity.
-        others: As for :class:`FedAvg`.
+    ``eta`` is the server's learning rate, ``eta_l`` that of nodes, which is theirs to use;
+    ``beta_1`` and ``beta_2`` are the shares of the moments that stay, ``tau`` is the adaptivity.
     """
 
-    rule = ""
-
-    def __init__(
-        self,
-        *,
-        eta: float = 1e-1,
-        eta_l: float = 1e-1,
-        beta_1: float = 0.0,
-        beta_2: float = 0.0,
-        tau: float = 1e-3,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.eta, self.eta_l, self.tau = eta, eta_l, tau
-        self.beta_1, self.beta_2 = beta_1, beta_2
-
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        if not self.rule:
-            return None
-        facts = {name: float(getattr(self, name)) for name in ("eta", "beta_1", "beta_2", "tau")}
-        return "adaptive", {"rule": self.rule, "round": server_round, **facts}
+    _arguments: ClassVar = {"eta": 0.1, "eta_l": 0.1, "beta_1": 0.0, "beta_2": 0.0, "tau": 1e-3}
 
 
 class FedAdagrad(FedOpt):
     """FedOpt with Adagrad's second moment."""
 
-    rule = "adagrad"
+    _rule_name = "adagrad"
 
 
 class FedAdam(FedOpt):
     """FedOpt with Adam's second moment; the step is corrected for bias, as Flower does."""
 
-    rule = "adam"
-
-    def __init__(
-        self, *args: Any, beta_1: float = 0.9, beta_2: float = 0.99, **others: Any
-    ) -> None:
-        super().__init__(beta_1=beta_1, beta_2=beta_2, **others)
+    _arguments: ClassVar = {**FedOpt._arguments, "beta_1": 0.9, "beta_2": 0.99}
+    _rule_name = "adam"
 
 
-class FedYogi(FedAdam):
+class FedYogi(FedOpt):
     """FedOpt with Yogi's second moment."""
 
-    rule = "yogi"
-
-    def __init__(self, *, eta: float = 1e-2, eta_l: float = 0.0316, **others: Any) -> None:
-        super().__init__(eta=eta, eta_l=eta_l, **others)
+    _arguments: ClassVar = {**FedAdam._arguments, "eta": 1e-2, "eta_l": 0.0316}
+    _rule_name = "yogi"
 
 
 class FedMedian(FedAvg):
     """Median of each number (Yin et al. 2018, arXiv:1803.01498)."""
 
-    weighs = False
-
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        return "median", {}
+    _rule_name, _weighs = "median", False
 
 
 class FedTrimmedAvg(FedAvg):
     """Mean of each number without the largest and the smallest (Yin et al. 2018).
 
-    Args:
-        beta: Share of the replies that is left out at either end, below a half.
-        others: As for :class:`FedAvg`.
+    ``beta`` is the share of the replies that is left out at either end, below a half.
     """
 
-    weighs = False
+    _arguments: ClassVar = {"beta": 0.2}
+    _rule_name, _weighs = "trimmed", False
+    beta: float
 
-    def __init__(self, *, beta: float = 0.2, **others: Any) -> None:
-        if not 0.0 <= beta < 0.5:
-            raise ValueError(f"FedTrimmedAvg(beta={beta}): give it a number from 0 to below 0.5")
-        super().__init__(**others)
-        self.beta = beta
-
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        return "trimmed", {"share": float(self.beta)}
-
-
-def _distances(records: Sequence[ArrayRecord]) -> Any:
-    """Return the squared Euclidean distances of arrays: float64, shape (records, records)."""
-    distances = np.zeros((len(records), len(records)))
-    for name in records[0]:
-        stacked = np.stack([record[name].numpy().ravel() for record in records]).astype(np.float64)
-        for place, row in enumerate(stacked):
-            distances[place] += np.square(stacked - row).sum(axis=1)
-    return distances
+    def __init__(self, *args: Any, **others: Any) -> None:
+        super().__init__(*args, **others)
+        if not 0.0 <= self.beta < 0.5:
+            raise ValueError(f"FedTrimmedAvg(beta={self.beta}): give it from 0 to below 0.5")
 
 
 class MultiKrum(FedAvg):
     """Mean of the replies that are nearest to the others (Blanchard et al. 2017, arXiv:1703.02757).
 
-    Args:
-        num_malicious_nodes: Number of nodes that may be malicious.
-        num_nodes_to_select: Number of replies that are averaged.
-        others: As for :class:`FedAvg`.
+    ``num_malicious_nodes`` nodes may be malicious, and ``num_nodes_to_select`` are averaged.
     """
 
-    looks_first = True
-
-    def __init__(
-        self,
-        *,
-        num_malicious_nodes: int = 0,
-        num_nodes_to_select: int = 1,
-        **others: Any,
-    ) -> None:
-        super().__init__(**others)
-        self.num_malicious_nodes = num_malicious_nodes
-        self.num_nodes_to_select = num_nodes_to_select
+    _arguments: ClassVar = {"num_malicious_nodes": 0, "num_nodes_to_select": 1}
+    _looks_first = True
+    num_malicious_nodes: int
+    num_nodes_to_select: int
 
     def _nearest(self, contents: list[RecordDict], count: int) -> list[RecordDict]:
         """Return the replies with the least sums of distances to their nearest others."""
         records = [next(iter(content.array_records.values())) for content in contents]
         closest = max(1, len(contents) - self.num_malicious_nodes - 2)
         # Each is nearest to itself, at a distance of 0.
-        scores = np.sort(_distances(records), axis=1)[:, 1 : closest + 1].sum(axis=1)
+        scores = np.sort(distances(records), axis=1)[:, 1 : closest + 1].sum(axis=1)
         return [contents[place] for place in np.argsort(scores, kind="stable")[:count]]
 
     def _selected(self, contents: list[RecordDict]) -> list[RecordDict]:
@@ -636,16 +478,9 @@ class Bulyan(MultiKrum):
     """Mean of the numbers nearest to the median, of the replies that Krum chooses.
 
     El Mhamdi et al. 2018, arXiv:1802.07927.
-
-    Args:
-        num_malicious_nodes: Number of nodes that may be malicious.
-        others: As for :class:`FedAvg`.
     """
 
-    weighs = False
-
-    def _rule(self, server_round: int) -> tuple[str, Mapping[str, Any]] | None:
-        return "bulyan", {"malicious": self.num_malicious_nodes}
+    _rule_name, _weighs = "bulyan", False
 
     def _selected(self, contents: list[RecordDict]) -> list[RecordDict]:
         least = 4 * self.num_malicious_nodes + 3

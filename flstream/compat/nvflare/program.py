@@ -12,7 +12,7 @@ from flstream.compat.nvflare.names import REASONS, job_names
 from flstream.errors import UsageError
 from flstream.recipe.sim_env import CommandLine
 from flstream.report.console import make_console
-from flstream.worker.alias import install
+from flstream.worker.alias import client_names, install
 
 
 def run_program(path: Path, words: Sequence[str], line: CommandLine) -> CommandLine:
@@ -52,7 +52,7 @@ def run_program(path: Path, words: Sequence[str], line: CommandLine) -> CommandL
     if not line.summaries:
         raise UsageError(
             f"{path.name} has started no run; it should call execute(SimEnv(...)) of a recipe, or "
-            "simulator_run() of a job"
+            "simulator_run() of a job; to run a job file, name that or its folder"
         )
     return line
 
@@ -61,7 +61,7 @@ def run_program(path: Path, words: Sequence[str], line: CommandLine) -> CommandL
 def _as_main(path: Path, words: Sequence[str]) -> Iterator[None]:
     """Make this process look like one of the program's, with NVFlare's names."""
     before = sys.argv, sys.path[:], sys.meta_path[:]
-    install(job_names(), REASONS)
+    install("nvflare", {**client_names(), **job_names()}, REASONS)
     sys.argv = [str(path), *words]
     sys.path.insert(0, str(path.absolute().parent))
     try:

@@ -11,7 +11,6 @@ import pytest
 from run_fixtures import Jobs, Run
 
 from flstream.compat import load_path
-from flstream.compat.flower import names
 from flstream.job import Job
 from flstream.runs.resume import plan_resume
 from flstream.runs.run_directory import RunDirectory
@@ -120,9 +119,13 @@ class Apps(NamedTuple):
 
     def resume(self, run: Run, *overrides: str) -> Run:
         """Go on with a run of the app that was written last, to its end."""
+        job = self.job(*overrides)
+        return self.resume_in(RunDirectory.reopen(job.name, run.directory.path), *overrides)
+
+    def resume_in(self, directory: RunDirectory, *overrides: str) -> Run:
+        """Go on with the run in a directory, to its end."""
         forget_modules()
         job = self.job(*overrides)
-        directory = RunDirectory.reopen(job.name, run.directory.path)
         with directory.in_use():
             return finished(self.jobs._simulate(job, directory, plan_resume(job, directory), None))
 
@@ -142,7 +145,7 @@ def forget_modules() -> None:
     """Forget the modules of apps and of Flower, which inline runs import into this process."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("little_app", "flwr")]:
         del sys.modules[name]
-    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, names.Finder)]
+    sys.meta_path[:] = [each for each in sys.meta_path if getattr(each, "package", "") != "flwr"]
 
 
 @pytest.fixture

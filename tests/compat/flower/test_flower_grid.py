@@ -65,6 +65,26 @@ assert len(replies + replies) == 14 and replies[1:3] == list(replies)[1:3]
     assert run.summary.rounds_completed == 1
 
 
+def test_threads_share_a_grid(apps, jobs_in, tmp_path):
+    body = """
+from concurrent.futures import ThreadPoolExecutor
+def ask(number):
+    # The same arrays and settings for both, and some of a thread's own.
+    sent = [message(node, "train", start, number % 2) for node in range(3) for start in (1, number)]
+    replies = grid.send_and_receive(sent)
+    for reply, one in zip(replies, sent, strict=True):
+        assert reply.metadata.reply_to_message_id == one.metadata.message_id
+        assert reply.metadata.src_node_id == one.metadata.dst_node_id
+    return [tuple(reply.content["metrics"].values()) for reply in replies]
+with ThreadPoolExecutor(2) as pool:
+    print("found", list(pool.map(ask, range(2, 10))))
+"""
+    processes = apps._replace(jobs=jobs_in(tmp_path, engine=("engine.type=local",)))
+    run = processes.finish(main_of(body), ECHO)
+    expected = [[(n % 2, 3.0), (n % 2, 3.0 * n)] * 3 for n in range(2, 10)]
+    assert f"found {expected}" in log_of(run)
+
+
 def test_a_main_that_exits_with_0_has_ended(apps):
     run = apps.finish(SERVER + "    raise SystemExit(0)\n")
     assert run.summary.model.digest == apps.finish().summary.model.digest
@@ -194,3 +214,28 @@ def score(server_round, arrays):
 def test_a_negative_weight_is_refused(apps):
     run = apps.run(SERVER, CLIENT.replace('"num-examples": number', '"num-examples": -number'))
     assert "the reply's weight 'num-examples' is -" in run.summary.error
+
+
+@pytest.mark.parametrize(
+    ("change", "flaw"),
+    [
+        ("arrays[1] = arrays[1][:2]", "array '1' has the shape [2], and in the message its shape"),
+        ("del arrays[1]", "array '1' is missing, and in the message its shape was [4]"),
+        ("arrays.append(arrays[1])", "array '2' has the shape [4], and in the message there was"),
+    ],
+)
+def test_a_node_whose_arrays_stop_fitting_fails_by_its_name_and_theirs(apps, change, flaw):
+    client = CLIENT.replace(
+        "    metrics = MetricRecord(",
+        f"""    if msg.content["config"]["server-round"] == 2 and number == 2:
+        {change}
+    metrics = MetricRecord(""",
+        1,
+    )
+    run = apps.finish(SERVER, client)
+    [failure] = run.summary.failures
+    assert (failure.site, failure.round) == ("site-2", 2)
+    assert f"the reply's {flaw}" in failure.reason
+    assert "site-2: learner.py, line" in " ".join(log_of(run))
+    # The others have 1 and 3 examples.
+    np.testing.assert_allclose(final(run)["1"], np.full(4, 1 + MEAN + 10 / 4))

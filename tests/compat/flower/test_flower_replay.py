@@ -1,11 +1,20 @@
 """Runs of apps that were broken off, and resumed."""
 
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import psutil
 import pytest
 from flower_apps import CLIENT, SERVER, log_of
 from test_flower_strategies import OWN, final, server
 from training_scripts import of_kind
 
 from flstream.errors import UsageError
+from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.forecast import Available, forecast, lacks, plain_layout
 from flstream.telemetry.events import EffectDone
 
 LOOP = """
@@ -126,6 +135,42 @@ def test_a_strategy_of_ones_own_ends_in_the_same_bits(apps, at):
     assert trained
 
 
+HALT = """
+    from pathlib import Path
+    halts = Path(__file__).parent / "halts"
+    if {number} == 2 and halts.exists():
+        halts.write_text("x")
+        __import__("signal").pause()
+"""
+
+
+@pytest.mark.parametrize("place", ["server", "client"])
+def test_an_app_whose_processes_are_all_killed_ends_in_the_same_bits(apps, tmp_path, place):
+    at_server = (
+        HALT.format(number="server_round").replace("\n", "\n    ") + "    return ArrayRecord({"
+    )
+    own = OWN.replace("return ArrayRecord({", at_server) if place == "server" else OWN
+    at_client = HALT.format(number='msg.content["config"]["server-round"]') + "    number ="
+    client = CLIENT.replace("    number =", at_client) if place == "client" else CLIENT
+    app = (server("Halving()", own, rounds=3), client)
+    expected = apps.finish(*app).summary.model.digest
+    halts = apps.folder / "little_app" / "halts"
+    os.mkfifo(halts)
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "flstream", "simulate", apps.folder, "--run-dir", folder]
+    with subprocess.Popen([*command, "--quiet"], start_new_session=True) as launcher:
+        with open(os.open(halts, os.O_RDWR)) as at_halt:
+            assert select.select([at_halt], [], [], 300)[0]
+        everyone = psutil.Process(launcher.pid).children(recursive=True)
+        os.killpg(launcher.pid, signal.SIGKILL)
+    assert len(everyone) >= 4
+    assert psutil.wait_procs(everyone, timeout=60)[1] == []
+    halts.unlink()
+    directory = RunDirectory.reopen("little-app", folder)
+    assert not directory.summary.exists()
+    assert apps.resume_in(directory).summary.model.digest == expected
+
+
 def test_evaluate_fn_is_not_called_again_for_what_it_has_scored(apps):
     point = indented(BREAK.format(number="server_round"), 4)
     text = (
@@ -200,3 +245,21 @@ def test_without_resume_replies_go_at_once_and_a_resume_is_refused(apps):
     run = broken(apps, lambda: apps.run(text, CLIENT, "app.resume=false"), 2)
     with pytest.raises(UsageError, match=r"replies were not kept \(app.resume = false\)"):
         apps.resume(run, "app.resume=false")
+
+
+def test_the_forecast_counts_replies_that_stay(apps):
+    layout = plain_layout(1 << 30)
+
+    def forecast_of(server_app, *overrides):
+        apps.write(server_app)
+        job = apps.job(*overrides)
+        need = forecast(job, layout)
+        tight = Available(1 << 50, need.disk_bytes - 1, apps.folder)
+        return need.disk_bytes, [lack.change for lack in lacks(job, layout, need, tight)]
+
+    plain, _ = forecast_of(SERVER)
+    own, [advice] = forecast_of(server("Halving()", OWN))
+    # Of two rounds and three nodes.
+    assert own - plain == 2 * 3 * layout.nbytes
+    assert advice.startswith("set app.resume = false (6 GiB of them for updates that are kept)")
+    assert forecast_of(server("Halving()", OWN), "app.resume=false")[0] == plain

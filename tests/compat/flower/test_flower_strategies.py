@@ -74,6 +74,19 @@ def test_a_strategy_has_flowers_formula(apps, strategy, added):
     np.testing.assert_allclose(tensors["0"], np.full((2, 3), added), rtol=1e-6)
 
 
+@pytest.mark.parametrize("first", ["FedAdam(eta=0.1)", "FedAvgM(server_momentum=0.9)"])
+def test_a_second_strategy_begins_with_moments_of_its_own(apps, first):
+    two = f"""
+class Both:
+    def start(self, grid, initial_arrays, num_rounds):
+        result = ({first}).start(grid=grid, initial_arrays=initial_arrays, num_rounds=1)
+        return FedAdam(eta=0.1).start(grid=grid, initial_arrays=result.arrays, num_rounds=2)
+"""
+    before = final(apps.finish(server(first, rounds=1)))["1"]
+    both = final(apps.finish(server("Both()", two)))["1"]
+    np.testing.assert_allclose(both - before, STRATEGIES["FedAdam(eta=0.1)"], rtol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("strategy", "added"),
     # Of 1, 4, 9 and 16, the sums of squares to the nearest two are 73, 34, 74 and 193.
