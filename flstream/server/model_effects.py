@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -162,40 +162,39 @@ class ModelEffects:
             arguments["step"] = step.plain()
         if code is not None:
             arguments["tensors"] = list(code.plain)
-        state = self._state
-
-        def do(number: int) -> tuple[FoldResult, ModelRecord]:
-            keeps_last = state.keeps_last_models
-            if at is None:
-                fold = CohortFold(
-                    state,
-                    model,
-                    to_fold,
-                    adopts=name == "adopt",
-                    step=step,
-                    keeps_last=keeps_last,
-                    tensors=code,
-                )
-                for training in to_fold.trainings:
-                    training.combines = code is not None
-                return self._make(number, fold, fold.make)
-            for training in to_fold.trainings:
-                training.at = at
-            fold = CohortFold(state, model, to_fold)
-            return self._make(number, fold, partial(fold_at, fold, at, keeps_last))
-
-        request = f"{name}(model {model.version}, {to_fold.request})"
+        state, request = self._state, f"{name}(model {model.version}, {to_fold.request})"
+        do = partial(self._make, name == "adopt", model, to_fold, at, step, code)
         done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
         return self._take(done, model, to_fold)
 
     def _make(
-        self, number: int, fold: CohortFold, make: Callable[[int], ModelRecord]
+        self,
+        adopts: bool,
+        model: Model,
+        to_fold: UpdatesToFold,
+        at: Sequence[str] | None,
+        step: ServerStep | None,
+        code: TensorFold | None,
+        number: int,
     ) -> tuple[FoldResult, ModelRecord]:
-        state, to_fold, trained = self._state, fold.to_fold, None
-        context, private = state.context, state.private
-        _, step = state.store.next_record(state.round)
-        if (training := to_fold.unread) is not None:
-            trained = training.result = self._state.trainings.perform(training, number, fold)
+        """Train who is yet to train, and fold updates into the next model, which is durable."""
+        state, trained = self._state, None
+        context, private, keeps_last = state.context, state.private, state.keeps_last_models
+        _, step_number = state.store.next_record(state.round)
+        fold = CohortFold(
+            state,
+            model,
+            to_fold,
+            adopts=adopts,
+            step=step,
+            keeps_last=keeps_last and at is None,
+            tensors=code,
+        )
+        make = fold.make if at is None else partial(fold_at, fold, at, keeps_last)
+        for training in to_fold.trainings:
+            training.combines, training.at = code is not None, at or ()
+        if (unread := to_fold.unread) is not None:
+            trained = unread.result = state.trainings.perform(unread, number, fold)
             state.asked.record(trained.asks)
         began = time.monotonic()
         record = make(state.round)
@@ -209,7 +208,7 @@ class ModelEffects:
             updates=to_fold.used,
             kept=fold.kept,
             at=fold.at,
-            privacy=private.record(fold, state.round, step) if private else None,
+            privacy=private.record(fold, state.round, step_number) if private else None,
             train=trained,
         )
         if result.metrics and self._is_score(fold.model, to_fold):

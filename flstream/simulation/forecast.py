@@ -26,8 +26,8 @@ from flstream.model.joined import ZeroSource, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
-from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
+from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.fleet import FleetFacts, fleet_facts
