@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# Of the thousands of modules that are installed few are imported, and these are compiled then.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 # Each process of a run and of its tests would compile all of flstream where no bytecode is kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "flstream needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 # torch first and alone: a resolver that meets it among others may look at newer builds, with CUDA.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[jobs,tensorboard,privacy,dev]'
+	$(PIP) torch
+	$(PIP) --editable '.[jobs,tensorboard,privacy,dev]'
 	@touch $@
 
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
@@ -33,12 +35,12 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 test: $(STAMP) ## Install into .venv if need be, then run the tests (minutes; ARGS=... goes to pytest)
 	$(PYTEST) -m "not nightly and not extras" $(ARGS)
 
-# Each of the extras is installed once, by the first target that needs it.
+# Each list of extras is installed once, by the first target that needs it.
 $(VENV)/.installed-%: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[$*]'
+	$(PIP) --editable '.[$*]'
 	@touch $@
 
-EXTRAS := $(patsubst %,$(VENV)/.installed-%,hf lightning tracking notebook ray browser)
+EXTRAS := $(VENV)/.installed-hf,lightning,tracking,notebook,ray,browser
 
 test-extras: $(EXTRAS) ## Install the extras too, then run the tests that need them, but for the long ones
 	$(PYTEST) -m "extras and not nightly" tests/extras tests/docs $(ARGS)

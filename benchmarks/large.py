@@ -97,7 +97,9 @@ def watch():
 torch.set_num_threads(1)
 torch.manual_seed(7)
 width, layers = int(sys.argv[1]), 12
-torch._foreach_mul_([torch.ones(1)], 1)
+one = torch.ones(1, requires_grad=True)
+one.grad = torch.ones(1)
+torch.optim.AdamW([one]).step()  # with the imports that a first step does
 before = anonymous()
 blocks = (torch.nn.Linear(width, 12 * width, bias=False) for _ in range(layers))
 net = torch.nn.ParameterList(block.weight for block in blocks)

@@ -24,7 +24,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, Source, views_of
 from flstream.streaming.api import download_arrays, download_file
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
@@ -270,7 +270,8 @@ def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
             case "new memory":
                 status, _ = download_arrays(receiver, token)
             case "existing memory":
-                download(RemoteSource(receiver, token, DEFAULTS), existing)
+                with RemoteSource(receiver, token, DEFAULTS) as remote:
+                    remote.deliver(existing(remote.layout))
             case "file":
                 status, _ = download_file(receiver, token, path)
                 path.unlink()

@@ -13,11 +13,9 @@ from flstream.model.digests import body_digest
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.runs.model_files import OPTIMIZER, body_file
+from flstream.runs.results import FoldResult, StateVersion, TaskCost, TrainResult
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import StateVersion
 from flstream.runs.summary import Summary
-from flstream.server.round_totals import FoldResult
-from flstream.server.training import TaskCost, TrainResult
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     SERVER,

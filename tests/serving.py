@@ -7,15 +7,17 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
+
+from journal_support import a_job
 
 from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.copy import copy
 from flstream.model.layout import parse_header
-from flstream.model.memory import BufferSource, Framework, MemoryBody, Params
-from flstream.runs.site_states import StateVersion
-from flstream.streaming.download import RemoteSource, download
+from flstream.model.memory import BufferSource, MemoryBody, Params
+from flstream.runs.results import StateVersion
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
@@ -55,33 +57,19 @@ def write(folder: Path, text: str) -> Path:
 
 
 def worker_info(
-    sites_folder: Path,
-    site: str | None = None,
-    *,
-    exchange_format: Framework = "pytorch",
-    exclude: tuple[str, ...] = (),
-    optimizer_state: Literal["reset", "local"] | None = None,
+    sites_folder: Path, site: str | None = None, *, exclude: tuple[str, ...] = (), **train: Any
 ) -> WorkerInfo:
-    return WorkerInfo(
-        name=site or "worker-1",
-        site=site,
-        index=None if site is None else 0,
-        job="test",
-        clients=9,
+    """Facts about a worker of a job with this section ``train``."""
+    job = a_job(
         rounds=5,
+        name="test",
         seed=3,
-        sites_folder=str(sites_folder),
-        gpus=None,
-        job_folder=str(sites_folder.parent),
-        site_args={},
-        model_args={},
-        alias=None,
-        exchange_format=exchange_format,
-        streaming=SETTINGS,
-        include=[".*"],
-        exclude=list(exclude),
-        optimizer_state=optimizer_state,
+        clients={"count": 9, "threads": 1},
+        aggregation={"exclude": list(exclude)},
+        train=train or {"script": __file__},
     )
+    job._folder = sites_folder.parent
+    return WorkerInfo(site or "worker-1", job, 9, str(sites_folder), SETTINGS, site)
 
 
 class Server:
@@ -154,7 +142,9 @@ class Server:
         for site in answer.sites:
             match site.update:
                 case OfferedUpdate(token):
-                    body = download(RemoteSource(self.up, token, SETTINGS), MemoryBody.allocate)
+                    with RemoteSource(self.up, token, SETTINGS) as remote:
+                        body = MemoryBody.allocate(remote.layout)
+                        remote.deliver(body)
                     updates.append(body.tensors)
                 case InlineUpdate(header, data):
                     layout, _ = parse_header(header, site.site)

@@ -17,7 +17,6 @@ from serving import Server, Serving, worker_info, write
 from flstream.engines.engine import worker_socket_pairs
 from flstream.engines.processes import ProcessHost
 from flstream.runs.run_directory import RunDirectory
-from flstream.worker.code import LearnerCode, ScriptCode, TrainCode
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
 
@@ -47,9 +46,8 @@ def learner(tmp_path: Path) -> Serve:
     """Serve with the class ``Mine`` of a text."""
 
     def serve(text: str, args: Any = None, **info: Any) -> Serving:
-        code = LearnerCode(f"{write(tmp_path, text)}:Mine", args or {})
-        known = worker_info(tmp_path / "sites", **info)
-        return Serving(known, lambda worker: serve_learner(worker, code))
+        code = {"learner": f"{write(tmp_path, text)}:Mine", "args": args or {}}
+        return Serving(worker_info(tmp_path / "sites", **code, **info), serve_learner)
 
     return serve
 
@@ -59,10 +57,9 @@ def script(tmp_path: Path) -> Serve:
     """Serve with a script; with ``site``, as that site's own process."""
 
     def serve(text: str, *args: str, **info: Any) -> Serving:
-        code = ScriptCode(write(tmp_path, text), shlex.join(args))
-        known = worker_info(tmp_path / "sites", **info)
-        run = serve_sites if known.site is None else serve_own_site
-        return Serving(known, lambda worker: run(worker, code))
+        code = {"script": str(write(tmp_path, text)), "args": shlex.join(args)}
+        known = worker_info(tmp_path / "sites", **code, **info)
+        return Serving(known, serve_sites if known.site is None else serve_own_site)
 
     return serve
 
@@ -80,13 +77,13 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def start_worker(host: ProcessHost, run: RunDirectory) -> Iterator[Start]:
-    """Start a worker's process, for one site or for all; at the end it is gone."""
+    """Start a worker's process, with a section ``train``; at the end it is gone."""
     servers, processes = [], []
 
-    def start(code: TrainCode, site: str | None = None, **more: Any) -> Server:
+    def start(site: str | None = None, **train: Any) -> Server:
         ours, theirs = worker_socket_pairs()
-        info = worker_info(run.sites, site, **more)
-        process = host.start("worker", WORKER_MAIN, info, run, code, 1, theirs)
+        info = worker_info(run.sites, site, **train)
+        process = host.start("worker", WORKER_MAIN, info, run, theirs)
         theirs.close()
         servers.append(Server(ours))
         processes.append(process)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.aggregation.elements import Array
-from flstream.aggregation.tensor_fold import GroupUpdate, TensorGroup
+from flstream.aggregation.fold_rule import GroupUpdate, TensorGroup
 from flstream.errors import UpdateRefusedError
 from flstream.job.bodies import RESIDUAL
 from flstream.model.joined import joint_name

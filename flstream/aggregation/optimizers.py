@@ -16,9 +16,8 @@ import numpy as np
 
 from flstream.aggregation.elements import SMALL_BLOCK, Array, blocks
 from flstream.aggregation.fold_rule import ServerStep
-from flstream.aggregation.regions import Region
+from flstream.aggregation.regions import Region, SideLayout
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.side_layout import SideLayout
 from flstream.errors import CheckpointError
 from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.model.dtypes import FLOATS, load, numbers_in, store

@@ -9,9 +9,8 @@ import numpy as np
 
 from flstream.aggregation.elements import blocks
 from flstream.aggregation.mean import WeightedMean
-from flstream.aggregation.regions import Region, element_at
+from flstream.aggregation.regions import Region, SideLayout, element_at
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.side_layout import SideLayout
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.update_set import UpdateSet
 from flstream.aggregation.walk import OnRange, find_not_finite, folded_ranges, weigh_updates

@@ -8,7 +8,7 @@ model's size; updates have to be in files or in memory, since they are not read 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.aggregation.elements import Array, blocks
-from flstream.aggregation.own_rule import OwnRule, user_code
-from flstream.aggregation.regions import element_at, not_finite
+from flstream.aggregation.fold_rule import GroupUpdate, TensorFold, TensorGroup
+from flstream.aggregation.methods import OwnRule, user_code
+from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.tensor_fold import GroupUpdate, TensorFold, TensorGroup
-from flstream.aggregation.update import Reading, UpdateSource
+from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update_set import UpdateSet
+from flstream.aggregation.walk import OnRange
 from flstream.errors import AggregationError, MisfitError
 from flstream.model.checkpoint import FileSink
 from flstream.model.composed import ComposedSource
-from flstream.model.dtypes import FLOATS, first_not_finite, load, numbers_in, quietly, stored, unit
+from flstream.model.dtypes import FLOATS, first_not_finite, numbers_in, quietly, stored, unit
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout, TypeRun
-from flstream.model.source import Scratch, Source, view_of
+from flstream.model.source import Scratch, Source
 from flstream.text import brief_names
 from flstream.units import format_bytes
-
-OnRange = Callable[[int], None]
 
 REALS = FLOATS - {"C64"}
 """Types of the tensors that groups may have."""
@@ -220,8 +220,7 @@ def combined_groups(
     numbers: Counter[str] = Counter()
     with FileSink(path, layout.subset(names, ()), durable=False) as sink:
         for name, specs in groups.items():
-            members = [reader.update(reading, specs) for reading in reader.readings]
-            members = [member for member in members if member.tensors]
+            members = reader.updates(specs)
             old = {spec.name: reader.base(spec) for spec in specs}
             new = old
             if members:  # what nobody has sent stays
@@ -255,22 +254,21 @@ class _GroupReader:
         step: int,
         on_range: OnRange,
     ) -> None:
-        self.readings = [Reading(update, base.layout) for update in updates]
-        self._base, self._rule, self._step, self._on_range = base, rule, step, on_range
-        self._scratch, self._old_scratch = Scratch(), Scratch()
+        self._cohort = UpdateSet(base, updates, rule, step, checks_finite=True)
+        self._carried = [reading.carried.by_name for reading in self._cohort.readings]
+        self._rule, self._on_range, self._scratch = rule, on_range, Scratch()
 
     def check_room(
         self, code: TensorFold, name: str, specs: Sequence[TensorInfo], budget: int
     ) -> None:
         """Refuse a group that takes more memory than there is for it."""
-        carried = [reading.carried.by_name for reading in self.readings]
         # With the model's and the result.
-        copies = {spec.name: 2 + sum(spec.name in names for names in carried) for spec in specs}
+        copies = {s.name: 2 + sum(s.name in names for names in self._carried) for s in specs}
         need = sum(8 * spec.elements * copies[spec.name] for spec in specs)
         if need > budget:
             raise MisfitError(
                 f"the group {name!r} of {code.name} takes {need:,} bytes ({format_bytes(need)}) in "
-                f"float64, for {len(carried)} updates, the model and the result, and "
+                f"float64, for {len(self._carried)} updates, the model and the result, and "
                 f"aggregation.memory_budget is {format_bytes(budget)}; raise it, or make smaller "
                 "groups"
             )
@@ -278,49 +276,40 @@ class _GroupReader:
     def base(self, spec: TensorInfo) -> Array:
         """Return a tensor of the model."""
         values = np.empty(spec.elements)
-        for start, stop, block in self._ranges(spec):
-            data = view_of(self._base, start, stop, self._scratch)
-            load(numbers_in(spec.dtype, data), values[block])
+        for region, out in self._regions(spec, values):
+            self._cohort.old.begin(region.start, region.stop)
+            for block in blocks(region.numbers):
+                out[block] = self._cohort.old.block(region, block)
         return values.reshape(spec.shape)
 
-    def update(self, reading: Reading, specs: Sequence[TensorInfo]) -> GroupUpdate:
-        """Return an update's tensors of a group."""
-        carried = reading.carried.by_name
-        tensors = {spec.name: self._new(reading, spec) for spec in specs if spec.name in carried}
-        return GroupUpdate(reading.update.site, reading.update.weight, tensors)
+    def updates(self, specs: Sequence[TensorInfo]) -> list[GroupUpdate]:
+        """Return the tensors of a group in the updates that have any of them."""
+        members = []
+        for place, (reading, names) in enumerate(
+            zip(self._cohort.readings, self._carried, strict=True)
+        ):
+            if own := [spec for spec in specs if spec.name in names]:
+                tensors = {spec.name: self._new(place, spec) for spec in own}
+                members.append(GroupUpdate(reading.update.site, reading.update.weight, tensors))
+        return members
 
-    def _new(self, reading: Reading, spec: TensorInfo) -> Array:
-        """Return the new values of a tensor."""
-        update, values = reading.update, np.empty(spec.elements)
-        body = self._rule.body_of(spec.name)
-        is_difference = update.params_type == "DIFF" and not body
-        run = TypeRun(spec.dtype, spec.start, spec.stop)
-        for start, stop, block in self._ranges(spec):
-            data = reading.read(start, stop, self._scratch)
-            part = values[block]
-            load(numbers_in(spec.dtype, data), part)
-            if self._rule.on_nonfinite == "reject":
-                index = first_not_finite(part, block.start)
-                if index is not None:
-                    value = float(part[index - block.start])
-                    raise not_finite(update.site, self._base.layout, run, index, value)
-            if is_difference or (reading.may_be_unchanged and not body):
-                old = view_of(self._base, start, stop, self._old_scratch)
-                if reading.may_be_unchanged:
-                    reading.compare(data, old)
-                if is_difference:
-                    before = np.empty(len(part))
-                    load(numbers_in(spec.dtype, old), before)
-                    np.add(part, before, out=part)
+    def _new(self, place: int, spec: TensorInfo) -> Array:
+        """Return the new values of an update's tensor."""
+        values = np.empty(spec.elements)
+        for region, out in self._regions(spec, values):
+            part = self._cohort.part(place, region, self._scratch)
+            for block in blocks(region.numbers):
+                part.reals(block, out[block])
         self._on_range(0)
         return values.reshape(spec.shape)
 
-    def _ranges(self, spec: TensorInfo) -> Iterator[tuple[int, int, slice]]:
-        """Yield start and stop of a tensor's ranges in the body, and the elements there."""
-        size = unit(spec.dtype)
-        for start in range(spec.start, spec.stop, self._step):
-            stop = min(start + self._step, spec.stop)
-            yield start, stop, slice((start - spec.start) // size, (stop - spec.start) // size)
+    def _regions(self, spec: TensorInfo, values: Array) -> Iterator[tuple[Region, Array]]:
+        """Yield a tensor's regions, a step long at most, each with its part of the values."""
+        size, body = unit(spec.dtype), self._rule.body_of(spec.name)
+        for start in range(spec.start, spec.stop, self._cohort.step):
+            stop = min(start + self._cohort.step, spec.stop)
+            out = values[(start - spec.start) // size : (stop - spec.start) // size]
+            yield Region(spec.dtype, start, stop, carriers=0, before=0.0, body=body), out
 
 
 @quietly

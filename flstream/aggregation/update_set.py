@@ -246,6 +246,13 @@ class UpdateSet:
         """Return the values of the model that an update was trained from."""
         return self._others.get(id(update.base), self.old)
 
+    def part(self, place: int, region: Region, scratch: Scratch) -> UpdatePart:
+        """Read the part of an update in a region of any place, for who reads no ranges."""
+        for old in (self.old, *self._others.values()):
+            old.begin(region.start, region.stop)
+        data = self.readings[place].read(region.start, region.stop, scratch)
+        return self._part(place, region, region.start, data)
+
     def _part(self, place: int, region: Region, start: int, data: memoryview) -> UpdatePart:
         """Make the part of an update in a region from its bytes of a range."""
         reading = self.readings[place]

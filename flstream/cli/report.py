@@ -13,7 +13,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="RUN",
-            help="A run directory, several to compare, or a folder of runs.",
+            help="A run directory, a folder of runs, or several of them to compare.",
             show_default=False,
         ),
     ],
@@ -56,10 +56,14 @@ def report(
     from flstream.runs.run_directory import RunDirectory
 
     keys = [key.strip() for key in group_by.split(",") if key.strip()]
-    is_folder = len(runs) == 1 and runs[0].is_dir() and not RunDirectory(runs[0]).is_run
-    if is_folder and not (keys or over):
+    folders = [run for run in runs if run.is_dir() and not RunDirectory(run).is_run]
+    if folders == runs[:1] == runs and not (keys or over):
         path = write_index(runs[0], output)
     else:
-        compared = [run.path for run in runs_below(runs[0])] if is_folder else runs
+        compared = [
+            path
+            for run in runs
+            for path in ([it.path for it in runs_below(run)] if run in folders else [run])
+        ]
         path = write_page(compared, output, group_by=keys, over=over or "seed")
     make_console().out(str(path), highlight=False)

@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+# Columns of status, rounds, best and time; and of a name beside them on a narrow terminal.
+_FACTS, _LEAST_NAME = 44, 24
+
 
 def runs(
     folder: Annotated[
@@ -30,8 +33,9 @@ def runs(
     names = [Link(str(run.path.relative_to(folder.absolute())), "") for run in records]
     table = index_table(records, names)
     first, *others = table.columns
-    # Names are to be copied, so other columns give way to them.
-    whole = first._replace(least=max(len(name.text) for name in names))
+    # Names are to be copied, so most other columns give way to them, but for status and best.
+    longest = max(len(name.text) for name in names)
+    whole = first._replace(least=min(longest, max(console.width - _FACTS, _LEAST_NAME)))
     print_tables(console, replace(table, columns=[whole, *others]))
     unfinished = [run for run in records if run.status != "running" and may_go_on(run.summary)]
     if unfinished:

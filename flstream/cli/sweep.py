@@ -61,7 +61,7 @@ def sweep(
     """
     from flstream.job import Job, load_job
     from flstream.report.console import make_console, print_tables, report_error
-    from flstream.report.text import shown_path
+    from flstream.report.text import counted, shown_path
     from flstream.sweep.grid import Point, parse_axis
     from flstream.sweep.record import PointRecord
     from flstream.sweep.results import best_line, point_line, sweep_table, table_json, write_results
@@ -73,6 +73,8 @@ def sweep(
         key, values = parse_axis(text)
         if key in axes:
             raise UsageError(f"--vary {text}: {key} is varied twice; give all its values at once")
+        if twice := [given for given in overrides or () if given.partition("=")[0].strip() == key]:
+            raise UsageError(f"--vary {text}: --set {twice[0]} gives {key}, too; leave one out")
         axes[key] = values
 
     def job_of(point: Point, rounds: int | None) -> Job:
@@ -84,7 +86,7 @@ def sweep(
     console = make_console()
     console.quiet = as_json or quiet
     count = len(whole.record.points)
-    console.out(f"{count} runs in {whole.folder}")
+    console.out(f"{counted(count, 'run')} in {whole.folder}")
     for note in whole.notes:
         console.out(f"note: {note}")
 
@@ -110,9 +112,14 @@ def sweep(
         console.quiet = False
         console.out(table_json(record), highlight=False)
     failed: dict[str, list[PointRecord]] = {}
+    warned: dict[str, list[str]] = {}
     for point in record.points:
+        for warning in point.warnings:
+            warned.setdefault(warning, []).append(point.name)
         if point.status == "failed":
             failed.setdefault(point.error, []).append(point)
+    for warning, points_warned in warned.items():
+        typer.echo(f"warning: {brief_names(points_warned)}: {warning}", err=True)
     for error, points in failed.items():
         names = brief_names([point.name for point in points])
         report_error(f"{names}: {error}\n  in {whole.directory(points[0]).path}")

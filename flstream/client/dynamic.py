@@ -80,4 +80,4 @@ class DynamicRegulariser:
             for name, parameter in self._parameters.items():
                 away = drift(parameter.detach(), self._received[name])
                 self._gradients[name] -= self._alpha * away
-        self._kept.write(self._gradients, {"format": "pt"})
+        self._kept.write(self._gradients)

@@ -17,12 +17,9 @@ from flstream.model.copy import copy
 from flstream.model.descriptors import open_to_write
 from flstream.model.header import TensorInfo
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, views_of
 
 if TYPE_CHECKING:
     import torch
-
-_STEP = 1 << 20
 
 
 class FileTensors(MutableMapping[str, "torch.Tensor"]):
@@ -54,18 +51,14 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
                 f"tensor {name!r} of {self._path} was assigned a {type(tensor).__name__}; assign a "
                 "tensor of the same dtype and shape"
             )
-        spec, memory, scratch = self._spec(name), MemoryBody.of({name: tensor}), Scratch()
+        spec, memory = self._spec(name), MemoryBody.of({name: tensor})
         given = memory.layout.by_name[name]
         if (given.dtype, given.shape) != (spec.dtype, spec.shape):
             raise ClientError(
                 f"tensor {name!r} of {self._path} is {spec.dtype} of shape {list(spec.shape)}, and "
                 f"was assigned {given.dtype} of shape {list(given.shape)}; assign one that fits"
             )
-        for start, stop in memory.layout.ranges(_STEP):
-            at = spec.start + start
-            for view in views_of(memory, start, stop, scratch):
-                self._file.write(at, view)
-                at += len(view)
+        self._file.write_tensor(name, memory)
 
     def __delitem__(self, name: str) -> None:
         """Refuse to remove a tensor."""

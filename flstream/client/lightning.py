@@ -27,6 +27,7 @@ from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task
 from flstream.client.optimizer_state import restores_state
+from flstream.client.own_files import load_state, save_state
 from flstream.client.proximal import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
@@ -199,7 +200,7 @@ class _Hooks:
         state = copy.deepcopy(self._fresh)
         path = current().context.state_dir / _STATE
         if path.exists():
-            last = _read(path)
+            last = load_state(path)
             state |= last if self._restores else {"loops": last["loops"]}
         _restore(trainer, state)
         self._first_step = trainer.global_step
@@ -253,8 +254,6 @@ def _scores(trainer: Any) -> bool:
 
 def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
     """Write a trainer's state without its module's tensors, or its counters alone."""
-    import torch
-
     state = _state_of(trainer)
     if whole:
         state["optimizers"] = [optimizer.state_dict() for optimizer in trainer.optimizers]
@@ -262,26 +261,13 @@ def _keep(trainer: Any, path: Path, *, whole: bool) -> None:
             config.scheduler.state_dict() for config in trainer.lr_scheduler_configs
         ]
         state["precision"] = trainer.precision_plugin.state_dict()
-    torch.save(state if whole else {"loops": state["loops"]}, path)
-    _read(path, is_check=True)  # what the next round could not read is refused now
-
-
-def _read(path: Path, *, is_check: bool = False) -> dict[str, Any]:
-    """Read a trainer's state, or check its readability without loading its tensors."""
-    import pickle
-
-    import torch
-
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True, mmap=is_check)
-    except pickle.UnpicklingError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ClientError(
-            "the state of the trainer has more than tensors and plain values, probably in a "
-            "callback's state_dict(); keep plain values there, or patch with restore_state=False: "
-            f"{reason}"
-        ) from error
-    return state
+    save_state(
+        path,
+        state if whole else {"loops": state["loops"]},
+        "the state of the trainer",
+        "probably a callback's state_dict() has: keep plain values there, or patch with "
+        "restore_state=False",
+    )
 
 
 def _state_of(trainer: Any) -> dict[str, Any]:

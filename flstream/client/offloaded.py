@@ -9,6 +9,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,13 +35,14 @@ class _MappedStates:
             self._fd, self._end = os.dup(file.fileno()), 0
         weakref.finalize(self, os.close, self._fd)
         self._mapped: dict[tuple[int, str], torch.Tensor] = {}
+        self._zeros: list[torch.Tensor] = []
         self._writes_back, self._unsynced = MEMORY_GROUP in os.environ, 0
 
     def take(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Move the state of a parameter into the file, where it does not lie there yet."""
         import torch
 
-        is_moved = False
+        is_new = bool(self._zeros)
         for key, value in state.items():
             if not torch.is_tensor(value) or value.nbytes <= _SMALL_BYTES:
                 continue
@@ -50,16 +52,43 @@ class _MappedStates:
                     "keeps that of parameters on the CPU; leave it out"
                 )
             own = self._mapped.get((id(parameter), key))
+            if own is None and any(value is zeros for zeros in self._zeros):
+                own = self._mapped[id(parameter), key] = value
             if own is value:
                 continue
             if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
                 own = self._mapped[id(parameter), key] = self._map(value)
             state[key] = own.copy_(value)
-            is_moved = True
+            is_new = True
             del value  # the block, which could not be given back otherwise
-        if is_moved:
-            # Blocks of this size lie where others could not use them, and glibc would keep them.
+        self._zeros.clear()
+        if is_new:
+            # Blocks of a step's own lie where others could not use them, and glibc would keep them.
             ctypes.CDLL(None).malloc_trim(0)
+
+    def zeros_in_file(self) -> AbstractContextManager[Any]:
+        """Let torch make tensors of zeros in the file: a parameter's moments before its first step.
+
+        In memory they would be there beside what the step itself makes.
+        """
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        def zeros_like(tensor: torch.Tensor, **how: Any) -> torch.Tensor:
+            zeros = torch.zeros_like(tensor, **how, device="meta")
+            if tensor.device.type != "cpu" or zeros.nbytes <= _SMALL_BYTES:
+                return torch.zeros_like(tensor, **how)
+            self._zeros.append(self._map(zeros))  # new bytes of a file are zeros
+            return self._zeros[-1]
+
+        class ZerosInFile(TorchFunctionMode):
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                called = zeros_like if function is torch.zeros_like else function
+                return called(*args, **(kwargs or {}))
+
+        return ZerosInFile()
 
     def wrote(self, state: dict[str, Any]) -> None:
         """Note that a step has written the state of a parameter."""
@@ -149,10 +178,12 @@ def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> Optimize
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    is_first = not self.state.get(parameter)
                     states.take(parameter, self.state.get(parameter, {}))
                     alone = {"params": [parameter], "foreach": False, "fused": False}
                     stepping.param_groups = [{**group, **alone}]
-                    stepping.step()
+                    with states.zeros_in_file() if is_first else nullcontext():
+                        stepping.step()
                     state = self.state.get(parameter, {})
                     states.take(parameter, state)
                     states.wrote(state)

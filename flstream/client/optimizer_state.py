@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flstream.client import session
-from flstream.client.own_files import KeptTensors
+from flstream.client.own_files import kept_path, load_state, save_state
 from flstream.errors import ClientError
 
 if TYPE_CHECKING:
     import torch
-
-_PLAIN = "flstream.plain"
 
 
 def restores_state(wanted: bool) -> bool:
@@ -53,71 +49,37 @@ def restore_optimizer(
     site_session = session.current()
     if site_session.kind != "train" or site_session.turns.optimizer_state == "reset":
         return False
-    file = KeptTensors.of(site_session, name)
-    content = file.read()
-    if content is not None:
-        load_state(optimizer, *content)
-    keep = site_session.turn.before_keeping
-    keep[file.path.name] = lambda answer: file.write(*split_state(optimizer))
-    return content is not None
+    path = kept_path(site_session, name, ".pt")
+    is_kept = path.exists()
+    if is_kept:
+        # A script may lower a learning rate from round to round: settings are its own.
+        groups = optimizer.state_dict()["param_groups"]
+        load_optimizer(optimizer, {"state": load_state(path), "param_groups": groups})
+    site_session.turn.before_keeping[path.name] = lambda answer: save_state(
+        path,
+        optimizer.state_dict()["state"],
+        "the state of the optimizer",
+        "set train.optimizer_state = reset",
+    )
+    return is_kept
 
 
-def split_state(
-    optimizer: torch.optim.Optimizer,
-) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of an optimizer's state by name, and the rest as text."""
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    plain: dict[str, Any] = {}
-    for place, values in optimizer.state_dict()["state"].items():
-        for key, value in values.items():
-            if torch.is_tensor(value):
-                tensors[f"{place}.{key}"] = value
-            elif value is None or isinstance(value, bool | int | float | str):
-                plain[f"{place}.{key}"] = value
-            else:
-                raise ClientError(
-                    f"the state {key!r} of the optimizer is a {type(value).__name__}, and tensors "
-                    "and plain values alone are kept; set train.optimizer_state = reset"
-                )
-    return tensors, {_PLAIN: json.dumps(plain)}
-
-
-def load_state(
-    optimizer: torch.optim.Optimizer,
-    tensors: Mapping[str, torch.Tensor],
-    text: Mapping[str, str],
-    groups: list[dict[str, Any]] | None = None,
-) -> None:
-    """Load a state that :func:`split_state` returned.
-
-    Args:
-        optimizer: The optimizer, of the same parameters.
-        tensors: Tensors of the state by name.
-        text: The rest of it.
-        groups: Settings of the optimizer's groups; None for its own.
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state dict that an optimizer of the site's last training has left.
 
     Raises:
         ClientError: The state is of other parameters.
     """
-    plain = json.loads(text.get(_PLAIN, "{}"))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in [*plain.items(), *tensors.items()]:
-        place, _, key = name.partition(".")
-        index = int(place)
-        shape = None if name in plain else tuple(tensors[name].shape)
-        if index >= len(parameters) or shape not in (None, (), tuple(parameters[index].shape)):
-            own = list(parameters[index].shape) if index < len(parameters) else "no tensor"
-            raise ClientError(
-                f"the state {key!r} that the site's last training has left of parameter {index} of "
-                f"the optimizer has shape {None if shape is None else list(shape)}, and there it "
-                f"has {own}; make the optimizer of the same parameters in each task, or give each "
-                "optimizer a name"
-            )
-        state.setdefault(index, {})[key] = value
-    if groups is None:
-        # A script may lower a learning rate from round to round.
-        groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for index, values in state["state"].items():
+        due = tuple(parameters[index].shape) if index < len(parameters) else None
+        for key, value in values.items():
+            shape = tuple(getattr(value, "shape", ()))
+            if due is None or shape not in ((), due):
+                raise ClientError(
+                    f"the state {key!r} that the site's last training has left of parameter "
+                    f"{index} of the optimizer has shape {list(shape)}, and there it has "
+                    f"{'no tensor' if due is None else list(due)}; make the optimizer of the same "
+                    "parameters in each task, or give each optimizer a name"
+                )
+    optimizer.load_state_dict(state)

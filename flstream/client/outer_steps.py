@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,8 +12,8 @@ import numpy as np
 
 from flstream.client import session
 from flstream.client.fl_model import FLModel
-from flstream.client.optimizer_state import load_state, split_state
-from flstream.client.own_files import OWN_FOLDER, KeptTensors
+from flstream.client.optimizer_state import load_optimizer
+from flstream.client.own_files import KeptTensors, kept_path, load_state, save_state
 from flstream.errors import ClientError
 from flstream.job.bodies import INNER_STEPS, KEEPS_MOMENTS, LATE_ALPHA, LATE_STEP, NUM_STEPS
 from flstream.model.layout import Layout
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     State = Mapping[str, torch.Tensor]
 
-_REPLICA, _MOMENTS, _REST = "replica", "moments", "segment.pt"
+_REPLICA, _REST = "replica", "segment"
 
 
 class Stateful(Protocol):
@@ -277,19 +276,16 @@ class _SiteState:
         self._resets = session.current().turns.optimizer_state == "reset"
         # As the script has made them, for a site without a state.
         self._first = copy.deepcopy((optimizer.state_dict(), self._states()))
-        # Whether what these objects return was written, and could be read.
-        self._is_checked = False
 
     def restore(self, replica: State) -> _Segment | None:
         """Load the state of the last segment, but the generators'; None for a site without one."""
         path, own = self._path(), session.current()
         if not path.exists():
             return None
-        segment = _Segment(**_loaded(path))
-        KeptTensors.of(own, _REPLICA).read_into(replica)
         self._optimizer.state.clear()  # frees the moments before others are read
-        moments = None if self._resets else KeptTensors.of(own, _MOMENTS).read()
-        load_state(self._optimizer, *(moments or ({}, {})), groups=segment.groups)
+        segment = _Segment(**load_state(path))
+        KeptTensors.of(own, _REPLICA).read_into(replica)
+        load_optimizer(self._optimizer, segment.optimizer)
         for name, part in self._stateful.items():
             part.load_state_dict(segment.stateful[name])
         return segment
@@ -306,9 +302,7 @@ class _SiteState:
         import torch
 
         path, own = self._path(), session.current()
-        KeptTensors.of(own, _REPLICA).write(replica, {"format": "pt"})
-        if not self._resets:
-            KeptTensors.of(own, _MOMENTS).write(*split_state(self._optimizer))
+        KeptTensors.of(own, _REPLICA).write(replica)
         numpy: Any = np.random.get_state()
         name, keys, *place = numpy
         # Without CUDA in use, there is nothing to keep, and asking would take up its memory.
@@ -320,43 +314,32 @@ class _SiteState:
             torch.get_rng_state(),
             cuda,
         )
-        groups = self._optimizer.state_dict()["param_groups"]
-        segment = _Segment(round_number, steps, names, groups, self._states(), generators)
-        torch.save(segment._asdict(), path)
-        if not self._is_checked:  # the next segment could not read it
-            _loaded(path)
-            self._is_checked = True
+        optimizer = self._optimizer.state_dict()
+        if self._resets:
+            optimizer["state"] = {}
+        segment = _Segment(round_number, steps, names, optimizer, self._states(), generators)
+        save_state(
+            path,
+            segment._asdict(),
+            "the state of the optimizer or of an object that was given to outer_steps()",
+            "return these alone from state_dict()",
+        )
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._stateful.items()}
 
     def _path(self) -> Path:
-        return session.current().context.state_dir / OWN_FOLDER / _REST
-
-
-def _loaded(path: Path) -> dict[str, Any]:
-    """Load what torch saved, of tensors and plain values alone."""
-    import torch
-
-    try:
-        state: dict[str, Any] = torch.load(path, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ClientError(
-            "the state of the optimizer or of an object that was given to outer_steps() has "
-            "more than tensors and plain values; return these alone from state_dict(): "
-            f"{str(error).strip().splitlines()[0]}"
-        ) from error
-    return state
+        return kept_path(session.current(), _REST, ".pt")
 
 
 class _Segment(NamedTuple):
-    """State at a segment's end, without the tensors of module and optimizer.
+    """State at a segment's end, without the tensors of the module.
 
     Attributes:
         round: Number of its round, from 0.
         steps: Number of the site's inner steps so far.
         names: Names of the global model's tensors, of which segments may receive a part.
-        groups: Settings of the optimizer's groups, such as learning rates.
+        optimizer: State dict of the optimizer; without moments where they are reset.
         stateful: States of the further objects by name.
         generators: States of the generators of Python, NumPy, torch, and its devices.
     """
@@ -364,7 +347,7 @@ class _Segment(NamedTuple):
     round: int
     steps: int
     names: list[str]
-    groups: list[dict[str, Any]]
+    optimizer: dict[str, Any]
     stateful: dict[str, Any]
     generators: tuple[Any, ...]
 

@@ -1,7 +1,8 @@
-"""Tensors that a helper of the client API keeps in a site's state, by name."""
+"""Tensors and states that a helper of the client API keeps in a site's own files."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,41 @@ OWN_FOLDER = ".flstream"
 """Folder in a site's state for what is kept there without the training code's doing."""
 
 
+def kept_path(session: Session, name: str, suffix: str) -> Path:
+    """Return the path of a file of the current task's site, or of the site's own model."""
+    own = ".own" if session.own_origin is not None else ""
+    return session.context.state_dir / OWN_FOLDER / f"{name}{own}{suffix}"
+
+
+def save_state(path: Path, state: object, what: str, remedy: str) -> None:
+    """Write a state of tensors and plain values to a file.
+
+    Raises:
+        ClientError: It has more than these, and could not be loaded; the message says in ``what``,
+            and what helps.
+    """
+    import torch
+
+    path.parent.mkdir(exist_ok=True)
+    torch.save(state, path)
+    try:
+        torch.load(path, weights_only=True, mmap=True)  # which reads no tensor
+    except pickle.UnpicklingError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ClientError(
+            f"{what} has more than tensors and plain values; {remedy}: {reason}"
+        ) from error
+
+
+def load_state(path: Path) -> Any:
+    """Load a state that :func:`save_state` wrote."""
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
 class KeptTensors:
-    """Tensors by name, with some text beside them, in a file of the site's state."""
+    """Tensors by name, in a file of the site's state."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,25 +64,16 @@ class KeptTensors:
     @classmethod
     def of(cls, session: Session, name: str) -> KeptTensors:
         """Return the tensors of a name in the current task, or of the site's own model."""
-        own = ".own" if session.own_origin is not None else ""
-        return cls(session.context.state_dir / OWN_FOLDER / f"{name}{own}.safetensors")
+        return cls(kept_path(session, name, ".safetensors"))
 
-    def read(self) -> tuple[dict[str, torch.Tensor], Mapping[str, str]] | None:
-        """Return the tensors and the text by key; None where nothing was kept yet."""
+    def read_like(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the kept tensors, on the devices and in the dtypes of others by name."""
         if not self.path.exists():
-            return None
+            return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
         source = FileSource(self.path)
         body = MemoryBody.allocate(source.layout)
         copy(source, body)
         tensors: dict[str, torch.Tensor] = dict(body.tensors)  # type: ignore[arg-type]
-        return tensors, source.metadata
-
-    def read_like(self, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the kept tensors, on the devices and in the dtypes of others by name."""
-        content = self.read()
-        if content is None:
-            return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
-        tensors, _ = content
         for name, tensor in like.items():
             if name not in tensors or tensors[name].shape != tensor.shape:
                 raise ClientError(
@@ -74,16 +99,14 @@ class KeptTensors:
                 )
         copy(composed({name: (source, spec) for name, spec in specs.items()}), body)
 
-    def write(self, tensors: Mapping[str, torch.Tensor], text: Mapping[str, str]) -> None:
+    def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep tensors in place of earlier ones."""
-        self.write_body(
-            MemoryBody.of({name: tensor.detach() for name, tensor in tensors.items()}, tied={}),
-            text,
-        )
+        detached = {name: tensor.detach() for name, tensor in tensors.items()}
+        self.write_body(MemoryBody.of(detached, tied={}))
 
-    def write_body(self, body: MemoryBody, text: Mapping[str, str]) -> None:
+    def write_body(self, body: MemoryBody) -> None:
         """Keep the tensors of a body in place of earlier ones."""
         # The state as a whole is made durable, under the digest of its content.
-        with FileSink(self.path, body.layout, text, durable=False) as sink:
+        with FileSink(self.path, body.layout, {"format": "pt"}, durable=False) as sink:
             copy(body, sink)
             sink.finish()

@@ -115,7 +115,7 @@ def _keep(file: KeptTensors, names: frozenset[str], layout: Layout, answer: FLMo
         )
     body = MemoryBody.of(own, tied=aliases)
     check_kinds(body.layout, layout)
-    file.write_body(body, {})
+    file.write_body(body)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def own_model(net: torch.nn.Module) -> Iterator[None]:
             seed_everything(own_seed(site_session.context.seed))
             yield
             if site_session.kind == "train" and is_first_rank():
-                file.write(tensors, {})
+                file.write(tensors)
     finally:
         site_session.own_origin = None
         for name, tensor in tensors.items():

@@ -108,7 +108,7 @@ class ScaffoldControl:
             change = drift - self._global[name]
             self._own[name] += change
             changes[name] = change.to(changes[name])
-        self._kept.write(self._own, {})
+        self._kept.write(self._own)
         return changes
 
 
@@ -181,7 +181,7 @@ class PTScaffoldHelper:
             new[name] = (self._local[name] - c_global_para[name] + drift).to(zero)
             difference[name] = (new[name] - c_local_para[name]).cpu().numpy()
         self._local, self._difference = new, difference
-        self._kept.write(new, {})
+        self._kept.write(new)
 
     def get_delta_controls(self) -> dict[str, Any]:
         """Return the change of the site's control, after :meth:`terms_update`."""

@@ -1,20 +1,23 @@
-"""The codecs of one direction, as a job file lists them."""
+"""The codecs of one direction, as a job file lists them, and the form of updates with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from flstream.codecs.block_codec import BlockCodec
 from flstream.codecs.cast import Cast
-from flstream.codecs.frames import FrameCodec, FrameCompressor, Zstd
+from flstream.codecs.frames import FrameCodec, FrameCompressor, Zstd, decoder_for
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
+from flstream.model.layout import Layout
+from flstream.model.source import Source
+from flstream.streaming.coding import DecoderFor
 
 BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
     "cast": Cast,
@@ -46,6 +49,9 @@ class CodecChain(NamedTuple):
     changes: LossyCodec | None = None
 
 
+_NO_CODECS = CodecChain()
+
+
 def chain_of(plan: CodecPlan) -> CodecChain:
     """Make the codecs of one direction.
 
@@ -74,3 +80,58 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     if plan.of_changes:
         return CodecChain(None, frames, changes=lossy)
     return CodecChain(lossy, frames)
+
+
+@dataclass(frozen=True)
+class UpdateForm:
+    """Form of the updates that sites trained from a model.
+
+    Attributes:
+        model: The model, with random access.
+        codecs: Codecs of the updates.
+        name: Name of the model, by which sites know it.
+    """
+
+    model: Source
+    codecs: CodecChain = _NO_CODECS
+    name: str = ""
+
+    @property
+    def codec(self) -> LossyCodec | None:
+        """The codec with a loss; None for none."""
+        return self.codecs.lossy
+
+    @property
+    def decoder_for(self) -> DecoderFor | None:
+        """The maker of decoders of frames; None where frames come as they are."""
+        return decoder_for(self.codecs.frames, self.model, self.name)
+
+    def difference(self, sent: Layout, *, partial: bool) -> str | None:
+        """Describe how a layout that a site sent differs from an update's, if it does.
+
+        Args:
+            sent: Layout of what was sent.
+            partial: Whether it may lack tensors of the model.
+        """
+        layout = self.model.layout
+        if partial:
+            layout = layout.subset(sent.by_name, sent.aliases)
+        if self.codec is not None:
+            layout = self.codec.encoded(layout)
+        return layout.difference(sent)
+
+    def decoded(self, sent: Source, params_type: Literal["FULL", "DIFF"]) -> Source:
+        """Return an update whose bytes are as the site sent them.
+
+        Args:
+            sent: Body that a site has sent.
+            params_type: Whether it has weights, or differences from the model.
+
+        Raises:
+            CodecError: It is none of the codec's.
+        """
+        if self.codec is None:
+            return sent
+        base = self.model if params_type == "FULL" else None
+        layout = self.model.layout.subset(sent.layout.by_name, sent.layout.aliases)
+        return self.codec.decode(sent, layout, base=base)

@@ -25,11 +25,13 @@ from flstream.model.descriptors import (
 from flstream.model.digests import BodyDigest
 from flstream.model.header import header_length
 from flstream.model.layout import Layout, parse_header
-from flstream.model.source import Scratch, Source
+from flstream.model.source import Scratch, Source, view_of
 from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.halts import halt_at
 from flstream.text import quotable
 
+# Bytes of a tensor that are written at a time.
+_STEP = 1 << 20
 _KINDS = {"d": "folder", "p": "pipe", "s": "socket"}
 
 
@@ -114,6 +116,14 @@ class BodyFile:
         if self._writes_back and self._unsynced >= WRITEBACK_BYTES:
             begin_writeback(self.fd, 0, 0)  # 0 bytes stand for all up to the end
             self._unsynced = 0
+
+    def write_tensor(self, name: str, source: Source) -> None:
+        """Write a tensor, under any of its names, from a body that has it under that name."""
+        own = self.layout.by_name[self.layout.aliases.get(name, name)]
+        given = source.layout.by_name[name]
+        for start in range(given.start, given.stop, _STEP):
+            view = view_of(source, start, min(start + _STEP, given.stop), self._scratch)
+            self.write(own.start + start - given.start, view)
 
     def close(self) -> None:
         """Close the file, before its last reference goes."""

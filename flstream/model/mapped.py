@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import header_of
@@ -122,15 +121,3 @@ class MappedModel:
     def restore(self) -> None:
         """Drop the written pages: the tensors have the file's values again."""
         self._memory.madvise(mmap.MADV_DONTNEED)
-
-    def written_bytes(self) -> int:
-        """Return the written, and so copied, bytes of the mapping; 0 if unknown."""
-        first, last = self._address, self._address + len(self._bytes) + mmap.PAGESIZE
-        count = 0
-        with suppress(OSError, psutil.Error):
-            for mapping in psutil.Process().memory_maps(grouped=False):
-                start, _, stop = mapping.addr.partition("-")
-                if first <= int(start, 16) and int(stop, 16) <= last:
-                    # Pages of a private mapping of a file that were written to.
-                    count += mapping.anonymous + mapping.swap
-        return count

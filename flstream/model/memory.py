@@ -15,8 +15,7 @@ from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
 from flstream.model.modules import exchanged_state, is_own_memory
-from flstream.model.tensor_view import TensorView
-from flstream.model.ties import distinct_views
+from flstream.model.tensor_view import TensorView, distinct_views
 from flstream.units import format_bytes
 
 if TYPE_CHECKING:

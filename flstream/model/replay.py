@@ -19,10 +19,7 @@ from flstream.errors import ModelError
 from flstream.model.checkpoint import BodyFile
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
-from flstream.model.source import Scratch, view_of
 
-# Bytes of a tensor that are written at a time.
-_STEP = 2 << 20
 # So many times the bytes of all steps may be computed, beyond a little, to hold few at a time.
 _MOST_WORK, _LITTLE_WORK = 4, 64 << 20
 _STEP_COST = 4 << 10  # of a step whatever its tensors, in bytes
@@ -98,17 +95,13 @@ class RecordedModel:
             NotRecordedError: An operation did not do again what was recorded.
             CheckpointError: The file cannot be written.
         """
-        scratch, specs = Scratch(), file.layout.by_name
         replay = self._replay.again(self._wanted)
         with torch.no_grad():
-            for names, storage in self._computed(replay, specs):
+            for names, storage in self._computed(replay, file.layout.by_name):
                 for name in names:
-                    body = MemoryBody.of({name: self._places[name].over(storage)})
-                    for start, stop in body.layout.ranges(_STEP):
-                        view = view_of(body, start, stop, scratch)
-                        file.write(specs[name].start + start, view)
-                    del body
-                del storage  # before the next one is allocated
+                    tensor = self._places[name].over(storage)
+                    file.write_tensor(name, MemoryBody.of({name: tensor}))
+                del tensor, storage  # before the next one is allocated
 
     def _computed(self, replay: Replay, names: Iterable[str]) -> Iterator[tuple[list[str], Any]]:
         """Yield tensors of one storage after another, in the order of their random numbers."""

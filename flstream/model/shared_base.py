@@ -30,8 +30,7 @@ from flstream.model.layout import Layout
 from flstream.model.mapped import ALIGNMENT, MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
-from flstream.model.tensor_view import TensorView
-from flstream.model.ties import distinct_views
+from flstream.model.tensor_view import TensorView, distinct_views
 from flstream.telemetry.locks import lock_file
 
 if TYPE_CHECKING:

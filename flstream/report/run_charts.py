@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
@@ -42,7 +42,7 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
-_MOST_LINES, _LABEL = 8, 40
+_MOST_LINES, _LABEL = 8, 100
 _MOST_BY_SITE, _MOST_EVALUATIONS = 4, 200
 
 
@@ -77,7 +77,7 @@ def run_groups(
         runs: The runs.
         labels: Their labels.
         group_by: Dotted keys by whose values runs are grouped; none for all keys but ``over``.
-        over: Key that tells the runs of a group apart.
+        over: Key that tells the runs of a group apart, with those that have its value in each run.
 
     Returns:
         The groups; if one has several runs, they are labelled by the settings in which they differ.
@@ -87,7 +87,7 @@ def run_groups(
     names = list(labels)
     if group_by or len(members) < len(runs):
         firsts = [runs[group[0]] for group in members]
-        keys = _telling_keys(firsts, group_by or differing_keys(firsts, over))
+        keys = _telling_keys(firsts, group_by or differing_keys(firsts, _following(runs, over)))
         short = short_keys(keys or group_by)
         texts = {key: _value_texts(firsts, key) for key in short}
         for place, group in enumerate(members):
@@ -105,16 +105,25 @@ def run_groups(
 def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> list[list[int]]:
     """Return the indices of each group's runs."""
     groups: dict[object, list[int]] = {}
+    left_out = _following(runs, over)
     for index, run in enumerate(runs):
         if group_by:
             groups.setdefault(tuple(run.values.get(key) for key in group_by), []).append(index)
             continue
-        values = tuple((key, value) for key, value in run.values.items() if key != over)
+        values = tuple((key, value) for key, value in run.values.items() if key not in left_out)
         place = run.values.get(over)
         is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
         # A run without settings is like no other, and nor is a repetition.
         groups.setdefault(index if is_new or not values else values, []).append(index)
     return list(groups.values())
+
+
+def _following(runs: Sequence[RunRecord], over: str) -> set[str]:
+    """Return a key and those with its value in each run, as ``split_seed = ${seed}`` has it."""
+    same = [
+        {key for key, value in run.values.items() if value == run.values.get(over)} for run in runs
+    ]
+    return {over} | set.intersection(*same)
 
 
 def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[list[int]]:
@@ -157,9 +166,9 @@ def all_keys(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(counts, key=lambda key: counts[key] < len(runs))
 
 
-def differing_keys(runs: Sequence[RunRecord], over: str = "") -> list[str]:
-    """Return the keys but one whose values differ; to lack a key is a value, too."""
-    keys = [key for key in all_keys(runs) if key != over]
+def differing_keys(runs: Sequence[RunRecord], but: Collection[str] = ()) -> list[str]:
+    """Return the keys but some whose values differ; to lack a key is a value, too."""
+    keys = [key for key in all_keys(runs) if key not in but]
     return [key for key in keys if len({run.values.get(key) for run in runs}) > 1]
 
 
@@ -174,7 +183,7 @@ def metric_charts(
 ) -> list[Chart]:
     """Draw a chart for each metric: a line for each run, or the mean and spread of a group.
 
-    Over anything but rounds, a mean is drawn as far as all runs of its group have come.
+    A mean is drawn as far as all runs of its group have come.
     """
     metrics = metrics_of([run.summary for run in runs])[:_MOST_METRICS]
     rounds = [run.metrics for run in runs]
@@ -191,7 +200,9 @@ def metric_charts(
     def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
         lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
         color, name = group.color, elide(group.label, _LABEL)
-        shared = on_common_places(lines) if axis != ROUNDS and len(lines) > 1 else lines
+        shared = lines
+        if len(lines) > 1:
+            shared = _within_all(lines) if axis == ROUNDS else on_common_places(lines)
         if len(lines) > 1 and len(shared[0][0]):
             places, means, _, _, deviations = band_of(shared)
             prefix = f"{name}, " if len(runs) > len(group.runs) else ""
@@ -221,6 +232,16 @@ def metric_charts(
             title = f"{metric.title}{over}"
             charts.append(curve_chart(title, own, axis.unit, "metric", x_title=axis.title))
     return charts
+
+
+def _within_all(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
+    """Return lines from where the last of them begins to where the first one ends."""
+    begin, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
+    kept: list[tuple[Values, Values]] = []
+    for places, values in lines:
+        own = [at for at, place in enumerate(places) if begin <= place <= end]
+        kept.append(([places[at] for at in own], [values[at] for at in own]))
+    return kept
 
 
 def site_charts(run: RunRecord) -> list[Chart]:

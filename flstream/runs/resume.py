@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,8 +13,15 @@ from flstream.job import Job
 from flstream.runs.history import History
 from flstream.runs.job_match import check_same_job
 from flstream.runs.journal import JournalContent, read_history, read_journal
+from flstream.runs.results import (
+    FoldResult,
+    NextResult,
+    StateVersion,
+    TrainResult,
+    result_of,
+)
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import StateVersion, check_states, set_aside_altered_states
+from flstream.runs.site_states import check_states, set_aside_altered_states
 from flstream.runs.sound_models import file_flaw, has_its_models, model_flaw
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
@@ -25,6 +32,7 @@ from flstream.telemetry.events import (
     ModelRecord,
     RunResumed,
 )
+from flstream.telemetry.exact import decode_record
 
 # A server whose launcher was killed ends as soon as it notices, but may be writing to the disk.
 _PATIENCE_SECONDS = 30.0
@@ -188,20 +196,26 @@ class _WaitingUpdate(NamedTuple):
         return run.updates(self.training) / f"{self.site}.safetensors"
 
 
+def _trained(record: EffectDone) -> tuple[int, TrainResult, Collection[str]] | None:
+    """Return a training's number and result, and its refused sites, if an effect has any."""
+    match result_of(record):
+        case TrainResult() as train:
+            return record.effect, train, ()
+        case NextResult(start, _, TrainResult() as train):
+            return start, train, ()
+        case FoldResult(train=TrainResult() as train, refused=refused):
+            # Only what was trained in the fold itself goes back with an update that it refused.
+            return record.effect, train, refused
+    return None
+
+
 def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
     """Yield the updates that an effect has left in files."""
-    if record.name in ("train", "next"):
-        result = _result_of(record)
-        number, trained = result.get("start", record.effect), result.get("train", result)
-        for site, (digest, *_) in trained.get("files", {}).items():
-            base = trained.get("base", 0)
-            yield _WaitingUpdate(number, site, digest, base, record.name == "train")
-
-
-def _result_of(record: EffectDone) -> dict[str, Any]:
-    """Return the result of an effect; empty where it is no record, but a number, say."""
-    result = msgspec.json.decode(record.result)
-    return result if isinstance(result, dict) else {}
+    if (trained := _trained(record)) is not None:
+        number, train, _ = trained
+        for site, update in train.files.items():
+            is_durable = record.name == "train"
+            yield _WaitingUpdate(number, site, update.digest, train.base, is_durable)
 
 
 def _flaw_after(
@@ -227,11 +241,10 @@ def _flaw_after(
         elif record.name == "start":
             in_flight[record.effect] = msgspec.json.decode(record.result)
         elif record.name == "next":
-            in_flight.pop(_result_of(record).get("start", 0), None)
+            in_flight.pop(decode_record(record.result, NextResult).start, None)
     for record in content.effects[len(effects) :]:
-        if record.model is not None:
-            used = _result_of(record).get("updates", ())
-            dropped -= {(number, site) for number, sites in used for site in sites}
+        if isinstance(fold := result_of(record), FoldResult):
+            dropped -= {(number, site) for number, sites in fold.updates for site in sites}
     # A later workflow of a list has cancelled what an earlier one left in flight.
     bases = set(in_flight.values()) if len(job.stages) == 1 else set()
     bases |= {update.base for key, update in waiting.items() if key not in dropped}
@@ -249,15 +262,9 @@ def _needed_states(records: Sequence[EffectDone]) -> list[tuple[str, StateVersio
     """Return the sites and versions of their states after some effects."""
     newest: dict[str, StateVersion] = {}
     for record in records:
-        result = _result_of(record)
-        trained = result if record.name == "train" else result.get("train")
-        if trained is None:
-            continue
-        # Only what was trained in the fold itself goes back with an update that it refused.
-        refused = result.get("refused", ())
-        for site, (effect, digest) in trained.get("states", {}).items():
-            if site not in refused:
-                newest[site] = StateVersion(effect, digest)
+        if (trained := _trained(record)) is not None:
+            _, train, refused = trained
+            newest |= {site: state for site, state in train.states.items() if site not in refused}
     return list(newest.items())
 
 

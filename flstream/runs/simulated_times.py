@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from flstream.runs.results import FoldResult, NextResult, TrainResult, result_of
 from flstream.telemetry.events import EffectDone
 
 DROPPED_OUT, WENT_AWAY = "it dropped out", "it went away"
@@ -96,29 +97,6 @@ class SiteTimes(msgspec.Struct):
     bars: TrainingBars | None = None
 
 
-class _Train(msgspec.Struct):
-    """Part of a training's result in the journal; see ``TrainResult`` of the server."""
-
-    failures: dict[str, str] = {}
-    late: list[str] = []
-    base: int = 0
-    began: int = 0
-    ended: int = 0
-    times: dict[str, int] = {}
-
-
-class _Next(msgspec.Struct):
-    start: int = 0
-    train: _Train | None = None
-    until: int = 0
-
-
-class _Fold(msgspec.Struct):
-    refused: dict[str, str]
-    updates: list[tuple[int, list[str]]]
-    train: _Train | None = None
-
-
 class SimulatedTimes:
     """Simulated times of a run, added up from its effects; its memory has a bound for each site.
 
@@ -142,21 +120,19 @@ class SimulatedTimes:
 
     def apply(self, event: EffectDone) -> None:
         """Add an effect, in the order of the journal."""
-        match event.name:
-            case "train":
-                self._add(event.effect, _TRAIN.decode(event.result))
-            case "next":
-                done = _NEXT.decode(event.result)
-                self.now = max(self.now, done.until)
-                if done.train is not None:
-                    self._add(done.start, done.train)
-            case "fold" | "adopt" if event.model is not None:
-                fold = _FOLD.decode(event.result)
+        match result_of(event):
+            case TrainResult() as train:
+                self._add(event.effect, train)
+            case NextResult(start, _, train, until):
+                self.now = max(self.now, until)
+                if train is not None:
+                    self._add(start, train)
+            case FoldResult() as fold if event.model is not None:
                 if fold.train is not None:
                     self._add(event.effect, fold.train)
                 self._add_fold(fold, event.model.version)
 
-    def _add(self, number: int, train: _Train) -> None:
+    def _add(self, number: int, train: TrainResult) -> None:
         self.now = max(self.now, train.ended)
         self._bases[number] = train.base
         if len(self._bases) > _MOST_BASES:
@@ -179,7 +155,7 @@ class SimulatedTimes:
             if site.bars is not None:
                 site.bars.add(train.began, length, number, outcome)
 
-    def _add_fold(self, fold: _Fold, version: int) -> None:
+    def _add_fold(self, fold: FoldResult, version: int) -> None:
         if self._fold_count % self.folds_apart == 0:
             if len(self.folds) == _MOST_FOLDS:
                 self.folds, self.folds_apart = self.folds[::2], 2 * self.folds_apart
@@ -201,8 +177,3 @@ class SimulatedTimes:
                 self.counts[_NOT_FOLDED] -= 1
                 if site.bars is not None:
                     site.bars.settle(number, outcome)
-
-
-_TRAIN = msgspec.json.Decoder(_Train)
-_NEXT = msgspec.json.Decoder(_Next)
-_FOLD = msgspec.json.Decoder(_Fold)

@@ -25,11 +25,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from flstream.errors import ResumeRefusedError, SimulationError
 from flstream.model.descriptors import sync_directory
 from flstream.model.folder_content import copy_folder, folder_bytes, folder_digest, remove_folder
+from flstream.runs.results import StateVersion
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import unused_name
 from flstream.text import error_text, printable_path
@@ -38,23 +37,6 @@ _VERSION = re.compile(r"effect-([0-9]{4,18})\.([0-9a-f]{32})")
 _UNFINISHED = re.compile(r"(effect|evaluate)-[0-9]{4,18}(?:\.[0-9a-f]{32})?\.tmp")
 # More states than this that cannot be used are only counted.
 _MOST_NAMED = 3
-
-
-class StateVersion(msgspec.Struct, frozen=True, array_like=True):
-    """State of a site after one of its trainings.
-
-    Attributes:
-        effect: Number of the train effect that left it.
-        digest: Digest of the folder's content, 32 hexadecimal digits.
-    """
-
-    effect: int
-    digest: str
-
-    @property
-    def folder_name(self) -> str:
-        """Name of its folder among the versions of the site."""
-        return f"effect-{self.effect:04d}.{self.digest}"
 
 
 class StateFolder:

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from flstream.job import Job
 from flstream.job.conditions import Condition, read_condition
 from flstream.job.problems import did_you_mean
 from flstream.job.sections import EPSILON
+from flstream.job.stage import WorkflowArgs
 from flstream.runs.best import BestEvaluation, BestRound, finite_value
 from flstream.telemetry.events import Metrics
-
-
-class Verdict(NamedTuple):
-    """Verdict on an evaluation.
-
-    Attributes:
-        stop: Clause that says why the job ends; None if it goes on.
-        warnings: After the first evaluation, a sentence for each metric that stopping depends on
-            and that no site reported.
-    """
-
-    stop: str | None
-    warnings: tuple[str, ...]
 
 
 class EarlyStopping:
@@ -48,6 +34,7 @@ class EarlyStopping:
             "the evaluator sends" if job.is_scored_centrally else "the sites' scripts send"
         )
         self._best_round = BestRound(job.key_metric, job.key_metric_mode)
+        self._is_named = job.key_metric != WorkflowArgs.model_fields["key_metric"].default
         self._without_improvement = 0
         self._round = -1
         self.reason: str | None = None
@@ -57,7 +44,7 @@ class EarlyStopping:
         """Best evaluation so far by the key metric; None until one has a finite value."""
         return self._best_round.best
 
-    def evaluated(self, round_number: int, metrics: Metrics) -> Verdict:
+    def evaluated(self, round_number: int, metrics: Metrics) -> tuple[str, ...]:
         """Add the evaluation of a round's model.
 
         A round that is evaluated again, as after an interruption, counts once. A metric that is
@@ -66,14 +53,18 @@ class EarlyStopping:
         Args:
             round_number: Number of the round, in ascending order.
             metrics: Weighted means of the sites' metrics for the model.
+
+        Returns:
+            After the first evaluation, a sentence of warning for each metric that stopping or the
+            best round depends on and that no site reported.
         """
         if round_number <= self._round:
-            return Verdict(self.reason, ())
+            return ()
         is_first = self._round < 0
         self._round = round_number
         self._compare(metrics)
         self.reason = self.reason or self._reached(metrics) or self._no_improvement()
-        return Verdict(self.reason, self._warnings(metrics) if is_first else ())
+        return self._warnings(metrics) if is_first else ()
 
     def spent(self, round_number: int, epsilon: float, another: float) -> None:
         """End the job before a round that would spend more than it may.
@@ -127,7 +118,19 @@ class EarlyStopping:
             + (f"; {question}" if (question := did_you_mean(metric, metrics)) else "")
             for metric, key in waiting.items()
             if metric not in metrics
+        ) + self._unknown_key_metric(metrics)
+
+    def _unknown_key_metric(self, metrics: Metrics) -> tuple[str, ...]:
+        """Return a sentence on a key metric of the job file's that nobody reports."""
+        metric = self._best_round.metric
+        if not self._is_named or not metrics or metric in metrics or self._patience is not None:
+            return ()
+        hint = did_you_mean(metric, metrics)
+        sentence = (
+            f"key_metric is {metric}, which is not among the metrics of round {self._round} "
+            f"({', '.join(sorted(metrics))}), so no round is the best one"
         )
+        return (f"{sentence}; {hint}" if hint else sentence,)
 
 
 def _shown(value: float, condition: Condition) -> str:

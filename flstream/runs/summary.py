@@ -268,14 +268,7 @@ def summarize(history: History) -> Summary:
         best=best and BestSummary(best.round, facts.key_metric, best.value),
         evaluate=_scorer(history),
         failures=[
-            SiteFailure(
-                event.round,
-                event.site,
-                event.reason,
-                event.signal,
-                event.exit_status,
-                event.late,
-            )
+            msgspec.convert(event, SiteFailure, from_attributes=True)
             for event in history.failures[:_MOST_LISTED]
         ],
         more_failures=max(len(history.failures) - _MOST_LISTED, 0) or UNSET,

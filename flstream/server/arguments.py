@@ -8,13 +8,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import TensorFold
+from flstream.aggregation.fold_rule import FoldRule, ServerStep, TensorFold
 from flstream.errors import MisfitError, WorkflowError
 from flstream.job import Job
 from flstream.job.aggregation_section import METHODS
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
-from flstream.model.selection import Part, Selection
+from flstream.model.selection import ModelParts, Part, Selection
 from flstream.server.program_view import Model, SiteModel, Update
 from flstream.server.updates_to_fold import UpdatesToFold
 
@@ -75,7 +74,19 @@ def check_training(sites: object, min_updates: Any, timeout: Any) -> None:
         )
 
 
-def selection_of(method: str, argument: str, value: object) -> Selection | None:
+WHOLE_MODEL = ModelParts()
+"""The parts of a training whose sites are sent all of a model, and send all of it back."""
+
+
+def parts_of(method: str, receive: object, send: object, late: object = None) -> ModelParts:
+    """Return the tensors that the sites of a training are sent and send back."""
+    if receive is None and send is None and late is None:
+        return WHOLE_MODEL
+    arguments = {"receive": receive, "send": send, "late": late}
+    return ModelParts(*(_selection(method, name, value) for name, value in arguments.items()))
+
+
+def _selection(method: str, argument: str, value: object) -> Selection | None:
     """Return the tensors that a workflow names, once they are patterns and parts.
 
     Raises:

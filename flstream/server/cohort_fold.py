@@ -7,18 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.fold_rule import ServerStep
+from flstream.aggregation.fold_rule import ServerStep, TensorFold
 from flstream.aggregation.optimizers import Optimization, optimizer_for
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
-from flstream.aggregation.tensor_fold import TensorFold
 from flstream.aggregation.tensor_groups import combined_groups, named_groups, own_tensor_fold
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
@@ -28,16 +27,17 @@ from flstream.model.composed import ComposedSource
 from flstream.model.source import Sink, Source
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
-from flstream.server.failures import brief, site_failed
-from flstream.server.pooled_worker import SiteLost
+from flstream.server.collector import SiteLost, brief
 from flstream.server.program_view import Model
-from flstream.server.run_state import RunState
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
 from flstream.server.update_files import UpdateFile
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 ResultT = TypeVar("ResultT")
 
@@ -331,14 +331,14 @@ class CohortFold:
         if self._run is not None:
             self._run.fail(*lost)
             return
-        site, reason, code = lost
-        self.refused[site] = reason = brief(reason)
+        site = lost.site
+        self.refused[site] = brief(lost.reason)
         for training in self.to_fold.trainings_of(site):
             if training is self.to_fold.unread:  # else what it has left counts already
                 before = training.tasks[site].state
                 with suppress(SimulationError):  # a later task of the site does the rest
                     folder = self.context.run.site(site)
                     discard_site_state_after(folder, training.number - 1, before)
-            self.context.emit(site_failed(training.round, site, reason, code))
+            self.context.emit(lost.event(training.round))
             training.bodies.pop(site, None)
-            training.collector.fail(site, reason)
+            training.check_left(self.refused)

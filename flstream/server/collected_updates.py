@@ -8,36 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Literal, NamedTuple
 
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import LayoutError, StreamingError, UpdateRefusedError
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout, parse_header
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
+from flstream.runs.results import InlineRecord
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import InlineUpdate, SiteAnswer
-
-
-class InlineRecord(NamedTuple):
-    """Record in the journal of a small update, with its tensors.
-
-    Attributes:
-        body: Its bytes, in the form in which they travelled.
-        header: Its safetensors header, without the length; empty for that of the model.
-        params_type: Whether it has the weights or their difference from the model.
-        partial: Whether it may lack tensors of the model.
-    """
-
-    body: bytes
-    header: bytes = b""
-    params_type: Literal["FULL", "DIFF"] = "FULL"
-    partial: bool = False
 
 
 class CollectedUpdate:

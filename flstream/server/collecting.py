@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.checkpoint import FileSource
+from flstream.runs.results import CollectResult
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteModels
-from flstream.server.run_state import RunState
 from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
@@ -26,6 +25,9 @@ from flstream.text import brief_names
 from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
 from flstream.worker.meta import pack_values
 
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
+
 _NONE_SENT = "it has sent no model that became part of another"
 _NONE_KEPT = (
     "its code submits none, and the last ones were not kept, since the workflow does not say that "
@@ -33,20 +35,6 @@ _NONE_KEPT = (
 )
 # What NVFlare's scripts look at to know which of their models is meant.
 _ASKED_FOR = {"submit_model_name": "best_model"}
-
-
-class CollectResult(msgspec.Struct, frozen=True):
-    """Result of a collection in the journal.
-
-    Attributes:
-        models: By site, the digest of its model.
-        failures: By site, the reason why there is none.
-        failed: Those of them that failed in the task.
-    """
-
-    models: dict[str, str]
-    failures: dict[str, str]
-    failed: list[str]
 
 
 class ModelCollection:
@@ -94,7 +82,7 @@ class ModelCollection:
 
         done = state.journal.once("collect", state.round, request, arguments, do, CollectResult)
         result = done.result
-        state.note_failures(result.failed)
+        state.fleet.note_failures(result.failed)
         state.settle_failures()
         models = {
             site: SiteModel(site, digest, done.number) for site, digest in result.models.items()

@@ -8,8 +8,11 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from flstream.errors import SimulationError
-from flstream.text import MOST_QUOTED, brief_names, shortened
+from msgspec.structs import replace
+
+from flstream.errors import FlstreamError, SimulationError, WorkerLostError
+from flstream.telemetry.events import SiteFailed
+from flstream.text import MOST_QUOTED, brief_names, shortened, signal_name
 from flstream.units import format_seconds
 
 if TYPE_CHECKING:
@@ -18,12 +21,53 @@ if TYPE_CHECKING:
 
 # Most reasons of failed sites in an error message.
 _MOST_REASONS = 100
+# Of a reason, which has the words of somebody's exception, or a tensor's name, of whatever length.
+_MOST_CHARACTERS = 2000
 
 START_KEY = "workflow.args.start_task_timeout"
 """The key whose value a site has exceeded that did not acknowledge a task in time."""
 
 PROGRESS_KEY = "workflow.args.progress_timeout"
 """The key whose value was exceeded where nothing came of a task or a fold."""
+
+
+def brief(reason: str) -> str:
+    """A reason of a length that an event can bear: one too long is cut in the middle."""
+    return shortened(reason, _MOST_CHARACTERS)
+
+
+class SiteLost(NamedTuple):
+    """A site's failure in a task.
+
+    Attributes:
+        site: Name of the site.
+        reason: Clause that says why it failed.
+        exit_code: Exit code of its process if that ended, or minus the signal that killed it.
+    """
+
+    site: str
+    reason: str
+    exit_code: int | None = None
+
+    @classmethod
+    def by(cls, site: str, error: FlstreamError) -> SiteLost:
+        """Describe the failure of a site by the error that it has caused."""
+        code = error.exit_code if isinstance(error, WorkerLostError) else None
+        return cls(site, str(error), code)
+
+    def event(self, number: int, *, late: bool = False) -> SiteFailed:
+        """Make the event of a site that has no part in a round.
+
+        Args:
+            number: Number of the round.
+            late: Whether the only reason is that the round does not wait longer.
+        """
+        event = SiteFailed(round=number, site=self.site, reason=brief(self.reason), late=late)
+        if self.exit_code is None:
+            return event
+        if self.exit_code < 0:
+            return replace(event, signal=signal_name(-self.exit_code))
+        return replace(event, exit_status=self.exit_code)
 
 
 class TaskWaits(NamedTuple):
@@ -92,7 +136,7 @@ class ResultCollector:
 
     def fail(self, site: str, reason: str) -> None:
         """Record a site's failure, and drop its answer if it had one."""
-        self.failures[site] = reason
+        self.failures[site] = brief(reason)
         self.answers.pop(site, None)
         if not self._is_enough:
             self._enough_at = None
@@ -102,16 +146,6 @@ class ResultCollector:
                 f"{self.reasons()}; so {able} of {len(self.cohort)} sites are left to "
                 f"{self.task}, and {self.least} have to (clients.min_updates)"
             )
-
-    def restore(self, answered: Iterable[str], failures: Mapping[str, str]) -> None:
-        """Restore the outcome of a task that was done before, without its results."""
-        self.answers = {site: self.answers[site] for site in answered if site in self.answers}
-        self.failures = dict(failures)
-        self.spared = {
-            site
-            for site in self.cohort
-            if site not in self.answers and site not in self.failures and site not in set(answered)
-        }
 
     def reasons(self) -> str:
         """Failed sites, those with the same reason together, with the first 100 reasons."""

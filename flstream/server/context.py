@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from flstream.server.live_picture import LivePicture
 from flstream.server.program_view import ProgramOutline
 from flstream.server.worker_pool import WorkerPool
 from flstream.streaming.service import DownloadService
-from flstream.telemetry.events import Emit, Warned
+from flstream.telemetry.events import Emit
 from flstream.transport.channel import AbortSignal
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class ServerContext:
         emit_later: Takes records of effects that need not be in the journal before later ones.
         evaluator: Scores models centrally; None where sites do.
         host: Starts processes on this machine; None in a dry run.
-        hints: Names of the hints that this process has given.
     """
 
     job: Job
@@ -56,13 +55,6 @@ class ServerContext:
     emit_later: Emit = lambda *_: None
     evaluator: Evaluator | None = None
     host: ProcessHost | None = None
-    hints: set[str] = field(default_factory=set)
-
-    def hint(self, name: str, message: str) -> None:
-        """Emit a warning once for each name."""
-        if name not in self.hints:
-            self.hints.add(name)
-            self.emit(Warned(message=message))
 
     def expect_on(self, _: object = None) -> None:
         """Raise an AbortedError once the run is to stop."""

@@ -7,10 +7,8 @@ from typing import NamedTuple
 
 from flstream.errors import SimulationError
 from flstream.model.source import Source
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.failures import site_failed
-from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.sampling import site_seed
 from flstream.server.task_plan import plan_task
@@ -95,7 +93,7 @@ class Evaluator:
         self._context.pool.dismiss(seconds)
 
     def _lose(self, lost: SiteLost) -> None:
-        self._context.emit(site_failed(0, lost.site, lost.reason, lost.exit_code))
+        self._context.emit(lost.event(0))
         raise SimulationError(_failed("no model can be scored", lost.reason))
 
 

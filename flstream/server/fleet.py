@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 from flstream.errors import SimulationError
@@ -96,6 +96,11 @@ class Fleet:
         self.idle = SiteSet(self.numbers, is_full=True)
         self.in_flight = SiteSet(self.numbers, is_full=False)
         self.arrivals = 0
+        # Failures of sites in a row, by what is final in the journal; those that have failed since
+        # the last model; and failures that need not be final yet.
+        self._in_a_row: dict[str, int] = {}
+        self._failed: set[str] = set()
+        self._recent: list[str] = []
         # Why sites are asked no more, by name.
         self._benched: dict[str, str] = {}
         # Devices of the sites that were asked: each remembers where its periods were.
@@ -134,7 +139,8 @@ class Fleet:
         return [name for name in self._names if self.may_be_asked(name)]
 
     def start(self, site: str) -> None:
-        """Record that a site has a training in flight."""
+        """Record that a site has a training in flight, whose failure counts by itself."""
+        self._failed.discard(site)
         self.idle.discard(site)
         self.in_flight.add(site)
 
@@ -149,6 +155,39 @@ class Fleet:
         self._benched[site] = reason
         self._away.discard(site)
         self.idle.discard(site)
+
+    def note_failures(self, sites: Iterable[str]) -> None:
+        """Note sites that had no part in a task, on a record that need not be final yet."""
+        self._recent += sites
+
+    def settle_failures(self, contributed: Iterable[str] | None = None) -> Sequence[str]:
+        """Count the failures noted so far, which are final now; bench and return who is due.
+
+        A site's failures count once until the next model, but for those of trainings that were
+        started one by one. Sites whose updates are part of a model begin anew, unless they have
+        failed since the last one.
+
+        Args:
+            contributed: Sites whose updates are part of a model that was made; None without one.
+        """
+        if not self._in_a_row and not self._recent:
+            return ()
+        for site in self._recent:
+            if site not in self._failed:
+                self._failed.add(site)
+                self._in_a_row[site] = self._in_a_row.get(site, 0) + 1
+        if contributed is not None:
+            for site in set(contributed) - self._failed:
+                self._in_a_row.pop(site, None)
+            self._failed.clear()
+        if not self._recent:
+            return ()
+        self._recent.clear()
+        most, in_a_row = self._job.clients.suspend_after, self._in_a_row.items()
+        due = [site for site, count in in_a_row if count >= most and site not in self._benched]
+        for site in due if most else ():
+            self.bench(site, "which failed too often (clients.suspend_after): see its log")
+        return due if most else ()
 
     def go_on(self, now: int) -> None:
         """Record which sites have come and gone up to a time."""

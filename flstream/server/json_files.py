@@ -7,13 +7,15 @@ import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from flstream.errors import WorkflowError
 from flstream.server.arguments import check_name
-from flstream.server.run_state import RunState
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 # Folders of a run that a workflow does not write to.
 _TAKEN = frozenset({"checkpoints", "export", "sites", "tensorboard", "updates"})

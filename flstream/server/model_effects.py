@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import TensorFold
+from flstream.aggregation.fold_rule import FoldRule, ServerStep, TensorFold
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.digests import body_digest
 from flstream.model.source import Source
+from flstream.runs.results import FoldResult
 from flstream.server.arguments import (
     check_adopted,
-    check_bodies,
     check_fold,
     check_groups,
     check_model,
@@ -30,49 +30,24 @@ from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
-from flstream.server.round_totals import FoldResult
-from flstream.server.run_state import RunState
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
-from flstream.server.training_effects import TrainingEffects
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
 
-
-class UnchangedUpdates:
-    """Remembers which sites have sent the model that they received, to tell of each once."""
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-
-    def warnings(self, round_number: int, sites: Sequence[str]) -> Sequence[str]:
-        """Return a warning about the sites of which it was not known yet; none without any."""
-        new = [site for site in sites if site not in self._known]
-        self._known.update(new)
-        if not new:
-            return []
-        whose = f"update of {new[0]} is" if len(new) == 1 else f"updates of {brief_names(new)} are"
-        return [
-            f"in round {round_number}, the {whose} equal to the model that was received, so "
-            "nothing was trained; a trainer may count its epochs from round to round, or an "
-            "optimizer hold the parameters of another module"
-        ]
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 
 class ModelEffects:
     """Makes models of updates: does each effect that is new, and replays the others."""
 
-    def __init__(self, state: RunState, trainings: TrainingEffects) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
-        self._trainings = trainings
-        self._unchanged = UnchangedUpdates()
-
-    def begin(self, version: int, bodies: Mapping[str, object]) -> Model:
-        """Begin a workflow with a model; see :meth:`flstream.server.run.Run.initial_model`."""
-        check_bodies(self._state.context.job, bodies)
-        return self._state.store.begin(version, bodies)
+        # Sites that have sent the model that they received, of which there was a warning.
+        self._unchanged: set[str] = set()
 
     def fold(
         self,
@@ -104,10 +79,10 @@ class ModelEffects:
                     "which the server's process alone folds; leave out at"
                 )
             state.check_sites("fold", at)
-            if in_flight := self._trainings.started.in_flight:
+            if state.in_flight:
                 raise WorkflowError(
-                    f"run.fold() was given at, and the training of {next(iter(in_flight))} is in "
-                    "flight; take its answer from run.next() first, or leave out at"
+                    f"run.fold() was given at, and the training of {next(iter(state.in_flight))} "
+                    "is in flight; take its answer from run.next() first, or leave out at"
                 )
         return self._once("fold", model, to_fold, at=at, step=step, code=code)
 
@@ -124,10 +99,6 @@ class ModelEffects:
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
         return self._once("adopt", model, to_fold)
-
-    def path_of(self, model: Model) -> Path:
-        """Path of a model's file; see :meth:`flstream.server.run.Run.path_of`."""
-        return self._state.store.path(self._state.store.record(model))
 
     def store(self, model: Model, path: Path) -> Model:
         """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
@@ -196,12 +167,11 @@ class ModelEffects:
         def do(number: int) -> tuple[FoldResult, ModelRecord]:
             keeps_last = state.keeps_last_models
             if at is None:
-                is_adopted = name == "adopt"
                 fold = CohortFold(
                     state,
                     model,
                     to_fold,
-                    adopts=is_adopted,
+                    adopts=name == "adopt",
                     step=step,
                     keeps_last=keeps_last,
                     tensors=code,
@@ -225,7 +195,7 @@ class ModelEffects:
         context, private = state.context, state.private
         _, step = state.store.next_record(state.round)
         if (training := to_fold.unread) is not None:
-            trained = training.result = self._trainings.perform(training, number, fold)
+            trained = training.result = self._state.trainings.perform(training, number, fold)
             state.asked.record(trained.asks)
         began = time.monotonic()
         record = make(state.round)
@@ -253,10 +223,25 @@ class ModelEffects:
             )
         for key, value in fold.numbers.items():
             context.emit(SiteLog(round=state.round, site="", key=key, value=value))
-        state.warn(self._unchanged.warnings(state.round, fold.unchanged))
+        self._warn_of_unchanged(fold.unchanged)
         if not fold.is_link:
             state.update_store.folded(to_fold)
         return result, record
+
+    def _warn_of_unchanged(self, sites: Sequence[str]) -> None:
+        """Warn of sites that have sent the model that they received, once of each."""
+        new, number = [site for site in sites if site not in self._unchanged], self._state.round
+        self._unchanged.update(new)
+        if new:
+            names = brief_names(new)
+            whose = f"update of {names} is" if len(new) == 1 else f"updates of {names} are"
+            self._state.warn(
+                [
+                    f"in round {number}, the {whose} equal to the model that was received, so "
+                    "nothing was trained; a trainer may count its epochs from round to round, or "
+                    "an optimizer hold the parameters of another module"
+                ]
+            )
 
     def _is_score(self, model: Model, to_fold: UpdatesToFold) -> bool:
         """Whether metrics that come with updates are the score of the model they are folded into.
@@ -275,13 +260,13 @@ class ModelEffects:
         own = state.store.own_bodies(base)
         handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
         state.received.add_model(model.version, base.version, to_fold.trainings)
-        self._trainings.started.give_late(handle)
+        self._state.trainings.started.give_late(handle)
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)
         if (training := to_fold.unread) is not None:
             assert result.train is not None
-            self._trainings.take(training, result.train, number)
+            self._state.trainings.take(training, result.train, number)
             training.is_folded = True
         if self._is_score(base, to_fold):
             state.warn(state.scores.add_received(base, result.metrics))
@@ -292,7 +277,7 @@ class ModelEffects:
         if training is not None:
             # What sites kept in this effect that were refused goes back to what it was before, too.
             state.tasks.set_states({site: training.tasks[site].state for site in result.refused})
-        state.note_failures(result.refused)
+        state.fleet.note_failures(result.refused)
         state.settle_failures(result.weights)
         state.update_store.settle(to_fold, state.round, state.oldest_round)
         return handle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from flstream.debugging import code_failed, debugged_site
 from flstream.errors import (
@@ -14,24 +13,17 @@ from flstream.errors import (
 )
 from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.collecting import ModelCollection
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.debugged_run import DebuggedRun
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectJournal
-from flstream.server.failures import brief, site_failed
-from flstream.server.json_files import write_json
-from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
-from flstream.server.pooled_worker import SiteLost
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.scoring import ScoringEffects
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
-from flstream.server.training_effects import TrainingEffects
 from flstream.server.uncatchable import EffectFailedError
 from flstream.telemetry.events import (
     EffectDone,
@@ -42,29 +34,6 @@ from flstream.telemetry.halts import halt_at
 from flstream.text import brief_names
 from flstream.units import format_bytes
 from flstream.worker.code_errors import sentence
-
-
-class RunEffects:
-    """The effects of a run, which outlive the :class:`Run` of each workflow in a list.
-
-    Each that is new is done, and others are replayed.
-
-    Attributes:
-        state: What they have come to, which a replay rebuilds.
-        trainings: Trainings of sites.
-        models: Folds and adoptions, which make models.
-        scoring: Scores of models.
-        collection: Models of sites.
-        write_json: Writes a JSON file.
-    """
-
-    def __init__(self, state: RunState) -> None:
-        self.state = state
-        self.trainings = TrainingEffects(state)
-        self.models = ModelEffects(state, self.trainings)
-        self.collection = ModelCollection(state)
-        self.scoring = ScoringEffects(state, self.collection)
-        self.write_json = partial(write_json, state)
 
 
 def prepare(context: ServerContext) -> None:
@@ -78,9 +47,8 @@ def prepare(context: ServerContext) -> None:
     collector = ResultCollector("begin", names, least)
 
     def lose(lost: SiteLost) -> None:
-        name, reason, code = lost
-        context.emit(site_failed(0, name, reason, code))
-        collector.fail(name, brief(reason))
+        context.emit(lost.event(0))
+        collector.fail(lost.site, lost.reason)
 
     starting = context.pool.prepare(lose)
     if context.evaluator is not None:
@@ -105,28 +73,28 @@ def play(
     """
     journal = EffectJournal(records, context.emit, context.emit_later)
     store = ModelStore(context, [record.model for record in records if record.model is not None])
-    effects = RunEffects(RunState(context, journal, store))
-    if effects.state.private is not None:
-        effects.state.private.check_first_round()
-    journal.before_sync = effects.state.update_store.sync_updates
+    state = RunState(context, journal, store)
+    if state.private is not None:
+        state.private.check_first_round()
+    journal.before_sync = state.update_store.sync_updates
     record = ModelRecord(0, 0, 0, initial)
     # A number, and no model: a workflow decides how long the file of its first one stays.
     version = store.add(record, 0, is_verified=is_built).version
     nbytes = _check_disk(context, store, record, records)
-    _leave_out_small(effects.state, nbytes)
+    _leave_out_small(state, nbytes)
     try:
         for place in range(len(context.job.stages)):
-            version = _play_stage(effects, place, version)
+            version = _play_stage(state, place, version)
         if not journal.is_live:
             raise ResumeRefusedError(
                 f"the workflow returned after effect {journal.asked}, and the run has done "
                 f"{len(records)}; put back the workflow that has done them, or go back to the "
                 "end of a round with --resume --from-round"
             )
-        _finish(effects.state, version)
+        _finish(state, version)
     except UnsoundModelError as error:
         of_round = store.round_of(error.effect)
-        last = (effects.state.round if of_round is None else of_round) - 1
+        last = (state.round if of_round is None else of_round) - 1
         whole = [number for number in context.run.stored_rounds if number <= last]
         before = f", or go back with --resume --from-round {max(whole)}" if whole else ""
         kind = SimulationError if journal.has_new else ResumeRefusedError
@@ -139,18 +107,18 @@ def play(
             raise SimulationError(str(error)) from error
         raise
     finally:
-        effects.trainings.started.close()
+        state.trainings.started.close()
 
 
-def _play_stage(effects: RunEffects, place: int, start: int) -> int:
+def _play_stage(state: RunState, place: int, start: int) -> int:
     """Run one workflow from a version of the model, and return that which it ended with."""
-    state, context = effects.state, effects.state.context
+    context = state.context
     stage = context.job.stages[place]
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
     state.begin_stage(place, stopping)
     face = Run if debugged_site() is None else DebuggedRun
-    run = face(effects, stage.args, stopping, start, is_last)
+    run = face(state, stage.args, stopping, start, is_last)
     try:
         returned = stage.load_program()(run)
     except EffectFailedError as error:
@@ -166,8 +134,8 @@ def _play_stage(effects: RunEffects, place: int, start: int) -> int:
         ) from error
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
-    effects.trainings.check_done()
-    effects.trainings.started.cancel()
+    state.trainings.check_done()
+    state.trainings.started.cancel()
     state.end_stage(run.ended_early)
     if returned is None:
         context.emit(

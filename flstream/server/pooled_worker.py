@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from signal import SIGKILL
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from flstream.errors import (
     AbortedError,
@@ -19,6 +19,7 @@ from flstream.errors import (
     SimulationError,
     WorkerLostError,
 )
+from flstream.server.collector import SiteLost
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned
@@ -32,26 +33,6 @@ _END_SECONDS = 2.0
 _MOST_LOST = 3
 # Failed starts in a row after which a shared worker is abandoned: the next one would fail, too.
 _MOST_FAILED_STARTS = 3
-
-
-class SiteLost(NamedTuple):
-    """A site's failure in a task.
-
-    Attributes:
-        site: Name of the site.
-        reason: Clause that says why it failed.
-        exit_code: Exit code of its process if that ended, or minus the signal that killed it.
-    """
-
-    site: str
-    reason: str
-    exit_code: int | None = None
-
-    @classmethod
-    def by(cls, site: str, error: FlstreamError) -> SiteLost:
-        """Describe the failure of a site by the error that it has caused."""
-        code = error.exit_code if isinstance(error, WorkerLostError) else None
-        return cls(site, str(error), code)
 
 
 Callback = Callable[[], object]

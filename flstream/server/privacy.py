@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
@@ -18,41 +17,14 @@ from flstream.job.conditions import read_condition
 from flstream.job.sections import EPSILON
 from flstream.model.dtypes import FLOATS
 from flstream.model.layout import Layout
+from flstream.runs.results import FoldPrivacy
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.sampling import draw_sites, sample_sites
 from flstream.server.updates_to_fold import UpdatesToFold
-from flstream.telemetry.events import PrivacySpent
 from flstream.text import brief_names
 
 if TYPE_CHECKING:
     from flstream.server.cohort_fold import CohortFold
-
-
-class FoldPrivacy(msgspec.Struct, frozen=True):
-    """Privacy of a fold in the journal: epsilon spent, and the next clipping norm.
-
-    Attributes:
-        clip_norm: Clipping norm of the fold.
-        clipped: Fraction of its updates that were scaled down.
-        drawn_from: Number of sites that its cohort was drawn from; 0 if it was not drawn.
-        folds: Number of all folds so far by the number of sites that their cohorts were drawn from.
-        epsilon: What all folds so far have spent.
-        next_clip_norm: Clipping norm of the next fold.
-        next_epsilon: What they will have spent after another one.
-    """
-
-    clip_norm: float
-    clipped: float
-    drawn_from: int
-    folds: dict[int, int]
-    epsilon: float
-    next_clip_norm: float
-    next_epsilon: float
-
-    @property
-    def spent(self) -> PrivacySpent:
-        """Epsilon, clipping norm and clipped fraction for the event of its round."""
-        return PrivacySpent(self.epsilon, self.clip_norm, self.clipped)
 
 
 class PrivateFolds:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
@@ -29,18 +29,6 @@ class Model:
     round: int
     version: int
     digest: str
-
-
-class BestModel(NamedTuple):
-    """The best evaluated model so far.
-
-    Attributes:
-        round: Its round.
-        value: Its key metric; finite.
-    """
-
-    round: int
-    value: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,6 +192,7 @@ class ProgramOutline(msgspec.Struct):
         trained: How many sites train.
         scored: How many sites score a model of ``run.score``.
         collected: How many sites send a model of their own.
+        samples: Whether it draws sites by the job's sampler.
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
         combines: Whether its folds combine groups of whole tensors.
@@ -224,6 +213,7 @@ class ProgramOutline(msgspec.Struct):
     trained: int = 0
     scored: int = 0
     collected: int = 0
+    samples: bool = False
     reads: bool = False
     bodies: list[str] = []
     own: dict[str, Any] = {}

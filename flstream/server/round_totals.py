@@ -7,40 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from flstream.server.privacy import FoldPrivacy
-from flstream.server.training import TaskCost, TrainResult
+from flstream.runs.results import FoldResult, TaskCost
 from flstream.telemetry.events import ModelRecord, PrivacySpent, RoundFinished, Transfer
-
-
-class FoldResult(msgspec.Struct, frozen=True):
-    """Result of a fold or an adoption in the journal, beside its model.
-
-    Attributes:
-        weights: By site, the weight of its update.
-        metrics: What the sites reported with their updates, weighted alike.
-        refused: By site, the reason why its update turned out to be of no use.
-        fold: Seconds of fetching and folding.
-        checkpoint: Seconds until the model was durable.
-        up: Transfers of the updates.
-        updates: The updates that were used: pairs of a training's number and its sites.
-        kept: By site, the digest of its last model, where that is kept.
-        at: Site in whose process they were folded; empty for the server's.
-        privacy: What it has spent; None where the job is not private.
-        train: What came of the training whose updates were folded as they came; None where they had
-            been read before.
-    """
-
-    weights: dict[str, float]
-    metrics: dict[str, float]
-    refused: dict[str, str]
-    fold: float
-    checkpoint: float
-    up: Transfer
-    updates: list[tuple[int, list[str]]]
-    kept: dict[str, str] = {}
-    at: str = ""
-    privacy: FoldPrivacy | None = None
-    train: TrainResult | None = None
 
 
 class RoundTotals:

@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from flstream.aggregation.fold_rule import FoldRule, ServerStep
-from flstream.aggregation.tensor_fold import (
+from flstream.aggregation.fold_rule import (
     CombinesGroups,
     CombineTensor,
+    FoldRule,
     GroupUpdate,
+    ServerStep,
     TensorGroup,
 )
 from flstream.errors import WorkflowError
-from flstream.model.selection import PART_ORDERS, ModelParts, Part, PartOrder
-from flstream.server.arguments import check_model, check_name, selection_of
+from flstream.model.selection import PART_ORDERS, Part, PartOrder
+from flstream.server.arguments import check_bodies, check_model, check_name, parts_of
 from flstream.server.collector import ResultCollector, TaskWaits
+from flstream.server.json_files import write_json
 from flstream.server.program_view import (
-    BestModel,
     Model,
     SiteModel,
     SiteModels,
@@ -30,17 +31,17 @@ from flstream.server.program_view import (
 from flstream.server.remembered import remembered
 from flstream.server.samplers import sampled
 from flstream.server.uncatchable import uncatchable
-from flstream.telemetry.events import SiteLog
+from flstream.telemetry.events import ProcessStarted, SiteLog
 
 if TYPE_CHECKING:
+    from flstream.engines.child_process import ChildProcess
     from flstream.job.stage import WorkflowArgs
+    from flstream.runs.best import BestEvaluation
     from flstream.runs.stopping import EarlyStopping
     from flstream.server.own_bodies import ShapesOf
-    from flstream.server.own_process import OwnProcess
-    from flstream.server.play import RunEffects
+    from flstream.server.run_state import RunState
 
 __all__ = [
-    "BestModel",
     "FoldRule",
     "GroupUpdate",
     "Model",
@@ -72,14 +73,13 @@ class Run:
 
     def __init__(
         self,
-        effects: RunEffects,
+        state: RunState,
         args: WorkflowArgs,
         stopping: EarlyStopping,
         start: int,
         is_last_stage: bool,
     ) -> None:
-        self._effects = effects
-        self._state = effects.state
+        self._state = state
         self._args = args
         self._stopping = stopping
         self._start = start
@@ -126,10 +126,9 @@ class Run:
         return self._state.context.job.clients.cohort_size
 
     @property
-    def best(self) -> BestModel | None:
+    def best(self) -> BestEvaluation | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        best = self._state.scores.best
-        return None if best is None else BestModel(best.round, best.value)
+        return self._state.scores.best
 
     @property
     def best_model(self) -> Model | None:
@@ -154,7 +153,8 @@ class Run:
             WorkflowError: A body has another value than these, or a name that no file of the run
                 may have.
         """
-        return self._effects.models.begin(self._start, bodies)
+        check_bodies(self._state.context.job, bodies)
+        return self._state.store.begin(self._start, bodies)
 
     def rounds(self) -> Iterator[int]:
         """The numbers of the rounds to do, from 1; a later stage goes on from the one before.
@@ -323,12 +323,12 @@ class Run:
             WorkflowError: A name is none of the job's sites, or there is none; or a pattern matches
                 no tensor, once the sites train.
         """
-        return self._effects.trainings.ask(
+        return self._state.trainings.ask(
             model,
             sites,
             min_updates,
             timeout,
-            _parts("train", receive, send),
+            parts_of("train", receive, send),
             meta=meta,
             optimizer_params=optimizer_params,
         )
@@ -368,8 +368,8 @@ class Run:
         Raises:
             WorkflowError: The name is none of the job's sites, or the site is not idle.
         """
-        parts = _parts("start", receive, send, late)
-        self._effects.trainings.start(site, model, timeout, parts, meta, optimizer_params)
+        parts = parts_of("start", receive, send, late)
+        self._state.trainings.start(site, model, timeout, parts, meta, optimizer_params)
 
     @overload
     def next(self, /, *, may_fail: bool = True) -> Update: ...
@@ -403,7 +403,7 @@ class Run:
             WorkflowError: No training is in flight, and nothing else to wait for; or ``max_wait``
                 is no number from 0, or ``since`` no update.
         """
-        return self._effects.trainings.next(may_fail=may_fail, max_wait=max_wait, since=since)
+        return self._state.trainings.next(may_fail=may_fail, max_wait=max_wait, since=since)
 
     @uncatchable
     def fold(
@@ -447,7 +447,7 @@ class Run:
                 shapes or what is not finite; the message has the line or the tensor.
             MisfitError: A group takes more than ``aggregation.memory_budget``.
         """
-        return self._effects.models.fold(model, updates, rule, bodies, at, step, tensors)
+        return self._state.models.fold(model, updates, rule, bodies, at, step, tensors)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
@@ -473,7 +473,7 @@ class Run:
         Raises:
             WorkflowError: There is not exactly one update.
         """
-        return self._effects.models.adopt(updates)
+        return self._state.models.adopt(updates)
 
     @uncatchable
     def evaluate(
@@ -504,7 +504,7 @@ class Run:
             return None
         if not (state.context.job.is_scored_centrally or state.evaluators):
             return None
-        return self._effects.scoring.evaluate(model, meta, is_provisional=not is_regular)
+        return self._state.scoring.evaluate(model, meta, is_provisional=not is_regular)
 
     @uncatchable
     def collect(self, name: str, sites: Sequence[str], timeout: float | None = None) -> SiteModels:
@@ -526,7 +526,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the kind is another one.
         """
-        return self._effects.collection.collect(name, sites, timeout)
+        return self._state.collection.collect(name, sites, timeout)
 
     @uncatchable
     def score(
@@ -554,7 +554,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites, or the model is none of the run.
         """
-        return self._effects.scoring.score(model, sites, timeout, owner, counts=counts)
+        return self._state.scoring.score(model, sites, timeout, owner, counts=counts)
 
     @uncatchable
     def ask(
@@ -579,7 +579,7 @@ class Run:
         Raises:
             WorkflowError: A name is none of the job's sites.
         """
-        return self._effects.trainings.ask_each(model, messages, timeout)
+        return self._state.trainings.ask_each(model, messages, timeout)
 
     @uncatchable
     def store(self, model: Model, path: str | Path) -> Model:
@@ -592,7 +592,7 @@ class Run:
         Raises:
             WorkflowError: The file is no such model.
         """
-        return self._effects.models.store(model, Path(path))
+        return self._state.models.store(model, Path(path))
 
     def save(self, update: Update, path: str | Path) -> None:
         """Write what an update makes of the model that it was trained from to a file.
@@ -630,9 +630,9 @@ class Run:
             model: The model.
             metrics: Its metrics by name.
         """
-        self._effects.scoring.report(model, metrics)
+        self._state.scoring.report(model, metrics)
 
-    def start_process(self, name: str, kinds: Any, target: str, *args: Any) -> OwnProcess[Any]:
+    def start_process(self, name: str, kinds: Any, target: str, *args: Any) -> ChildProcess[Any]:
         """Start a process of the workflow's own, which ends when the returned object is closed.
 
         Args:
@@ -644,12 +644,16 @@ class Run:
         Raises:
             WorkflowError: This is a dry run, which starts no process.
         """
-        from flstream.server.own_process import OwnProcess  # imports NumPy
+        from flstream.engines.child_process import ChildProcess  # imports NumPy
 
         context = self._state.context
         if context.host is None:
             raise WorkflowError(f"the process {name} is started when the job is run")
-        return OwnProcess(context, name, kinds, target, *args)
+        log, abort = context.run.log(name), context.abort
+        process = ChildProcess[Any](context.host, name, kinds, target, *args, log=log, abort=abort)
+        if process.pid:  # inline, all of it is one process
+            context.emit(ProcessStarted(process=name, pid=process.pid))
+        return process
 
     def path_of(self, model: Model) -> Path:
         """Return the path of a model's file, which is not to be changed.
@@ -660,7 +664,8 @@ class Run:
         check_model("path_of", model)
         if self._state.context.host is None:
             raise WorkflowError("a model has no file in a dry run")
-        return self._effects.models.path_of(model)
+        store = self._state.store
+        return store.path(store.record(model))
 
     @uncatchable
     def write_json(self, path: str, value: object) -> None:
@@ -675,7 +680,7 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
-        self._effects.write_json(path, value)
+        write_json(self._state, path, value)
 
     @uncatchable
     def log(self, key: str, value: float) -> None:
@@ -694,8 +699,3 @@ class Run:
             ) from error
         check_name("log", key)
         self._state.emit_live(SiteLog(round=self._state.round, site="", key=key, value=number))
-
-
-def _parts(method: str, receive: object, send: object, late: object = None) -> ModelParts:
-    arguments = {"receive": receive, "send": send, "late": late}
-    return ModelParts(*(selection_of(method, name, value) for name, value in arguments.items()))

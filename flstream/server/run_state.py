@@ -10,22 +10,25 @@ from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.device import NANOSECONDS
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
+from flstream.server.collecting import ModelCollection
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
-from flstream.server.failures import FailureRecord
 from flstream.server.fleet import Fleet
+from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
 from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
+from flstream.server.scoring import ScoringEffects
 from flstream.server.simulated_clock import SimulatedClock
 from flstream.server.site_code import AskedKinds, SentValues
 from flstream.server.site_history import SiteHistory
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
+from flstream.server.training_effects import TrainingEffects
 from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
@@ -46,6 +49,10 @@ class RunState:
         store: The models.
         update_store: The updates that are not settled yet.
         received: What sites have of models of which they were sent parts.
+        trainings: The effects of trainings.
+        models: The effects that make models.
+        collection: The models that sites were asked for.
+        scoring: The effects of scores.
         tasks: Makes the sites' parts of tasks, and follows their states.
         fleet: The sites: who may be asked, and who is idle.
         clock: The virtual clock; None where that on the wall counts.
@@ -85,10 +92,13 @@ class RunState:
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
+        self.trainings = TrainingEffects(self)
+        self.models = ModelEffects(self)
+        self.collection = ModelCollection(self)
+        self.scoring = ScoringEffects(self)
         self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
-        self._failures = FailureRecord(job.clients.suspend_after)
 
     @property
     def sites(self) -> list[str]:
@@ -208,23 +218,14 @@ class RunState:
         """Refuse names that are no sites of the job, or that stand there twice."""
         check_sites(method, names, self.fleet.numbers)
 
-    def note_failures(self, sites: Iterable[str]) -> None:
-        """Note sites that had no part in a task, on a record that need not be final yet."""
-        self._failures.failed(sites)
-
-    def note_start(self, site: str) -> None:
-        """Record that a training of one site was started."""
-        self._failures.begin(site)
-
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
         """Bench who is due by the records that are final now.
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.
         """
-        for site in self._failures.settle(contributed):
-            self.fleet.bench(site, "which failed too often (clients.suspend_after): see its log")
-            count = self.context.job.clients.suspend_after
+        count = self.context.job.clients.suspend_after
+        for site in self.fleet.settle_failures(contributed):
             self.emit_live(SiteSuspended(round=self.round, site=site, failures=count))
 
     def retire_models(self) -> None:

@@ -115,4 +115,4 @@ class Scores:
         if self._best.compare(model.round, metrics):
             self._earlier_best = self.best_version if is_provisional else None
             self.best_version = model.version
-        return self._stopping.evaluated(model.round, metrics).warnings
+        return self._stopping.evaluated(model.round, metrics)

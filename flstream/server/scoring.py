@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.model.source import Source
+from flstream.runs.results import ScoreResult
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
-from flstream.server.collecting import ModelCollection
 from flstream.server.collector import ResultCollector
 from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
-from flstream.server.run_state import RunState
 from flstream.server.scores import site_columns
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, ModelScored, Transfer, Warned
+from flstream.telemetry.events import Evaluated, ModelScored, Transfer
 from flstream.text import brief_names
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
@@ -33,30 +30,15 @@ _TRAINS_TO_EVALUATE = (
     "branch on is_evaluate(), or set workflow.args.evaluate = received"
 )
 
-
-class ScoreResult(msgspec.Struct, frozen=True):
-    """Scores of a model in the journal.
-
-    Attributes:
-        metrics: The evaluator's metrics; without one, the mean of each metric, weighted by the
-            sites' own weights.
-        failures: By site, the reason why it has found nothing.
-        asks: What the code asks about, of sites that answer for the first time.
-        sites: What each site has found, a column for each metric; empty for an evaluation.
-    """
-
-    metrics: dict[str, float]
-    failures: dict[str, str]
-    asks: dict[str, list[str]]
-    sites: dict[str, list[float | None]] = {}
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 
 class ScoringEffects:
     """Has sites score models: does each effect that is new, and replays the others."""
 
-    def __init__(self, state: RunState, collection: ModelCollection) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
-        self._collection = collection
         self._has_warned = False
 
     def evaluate(
@@ -150,7 +132,7 @@ class ScoringEffects:
             if isinstance(model, Model):
                 source = state.store.source(model)
             else:
-                source = self._collection.source(model)
+                source = state.collection.source(model)
             least = 0
             if counts:
                 least = min(state.context.job.clients.min_updates or len(sites), len(sites))
@@ -242,7 +224,7 @@ class ScoringEffects:
         trained = [site for site, answer in run.answers.items() if answer.has_params]
         if not self._has_warned and set(trained) - set(unaware):
             self._has_warned = True
-            context.emit(Warned(message=_TRAINS_TO_EVALUATE))
+            state.warn([_TRAINS_TO_EVALUATE])
         return run
 
     def _score_centrally(
@@ -301,7 +283,7 @@ class ScoringEffects:
         """Record who failed in scoring a model, and what sites' code asked about."""
         state = self._state
         state.asked.record(result.asks)
-        state.note_failures(result.failures)
+        state.fleet.note_failures(result.failures)
         state.settle_failures()
 
 

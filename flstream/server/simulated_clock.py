@@ -120,9 +120,10 @@ class SiteClock:
         self._task = task
         self._seconds = seconds
         self._arrival = self._late_arrival = 0
+        self._gone = False
         self._declared: float | None = None
         # When it is over at the latest; None before the site is sent anything.
-        self._last: SiteTime | None = None
+        self._last: int | None = None
 
     @property
     def _device(self) -> SiteDevice:
@@ -133,7 +134,7 @@ class SiteClock:
         if self._last is not None:
             return self.end
         device = self._device
-        self._last = self._over()
+        self._last, self._gone = self._over()
         self._arrival = self.began + device.before_work(nbytes)
         end, seed = self._before(self._arrival), self._task.seed
         drawn = random.Random(f"flstream/dropout/{seed}").random() if device.dropout else 1.0
@@ -201,19 +202,22 @@ class SiteClock:
 
     def _before(self, time: int, failure: str = "") -> SiteTime:
         """A time, or an earlier one at which the site goes away or has taken too long."""
-        if self._last is not None and self._last.time < time:
-            return self._last
-        return SiteTime(time, failure)
+        if self._last is None or time <= self._last:
+            return SiteTime(time, failure)
+        if self._gone:
+            reason = f"{WENT_AWAY} (devices.{self._device.name}.available)"
+            return SiteTime(self._last, reason, is_absence=True)
+        taken = format_seconds(self._seconds)
+        return SiteTime(self._last, f"it took more than {taken} (clients.round_timeout)")
 
-    def _over(self) -> SiteTime:
+    def _over(self) -> tuple[int, bool]:
+        """When the site's part is over at the latest, and whether its device goes away then."""
         device, limit = self._device, self.began + nanoseconds(self._seconds)
         if device.availability is not None:
             gone = device.availability.next_gone(self.began)
             if gone is not None and gone < limit:
-                reason = f"{WENT_AWAY} (devices.{device.name}.available)"
-                return SiteTime(gone, reason, is_absence=True)
-        taken = format_seconds(self._seconds)
-        return SiteTime(limit, f"it took more than {taken} (clients.round_timeout)")
+                return gone, True
+        return limit, False
 
 
 def late_answers(

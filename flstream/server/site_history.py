@@ -15,7 +15,7 @@ from flstream.server.sampling import round_generator
 
 if TYPE_CHECKING:
     from flstream.job import Job
-    from flstream.server.training import TrainResult
+    from flstream.runs.results import TrainResult
 
 LOSSES = ("train_loss", "loss")
 """Metrics of a training that have its loss; the first of them that is there, and finite, counts."""

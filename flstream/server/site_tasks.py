@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from flstream.runs.site_states import StateVersion
+from flstream.runs.results import StateVersion
 from flstream.server.sampling import site_seed
 from flstream.worker.messages import SiteTask
 

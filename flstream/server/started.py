@@ -7,18 +7,21 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.pooled_worker import Callback, ReportCallback, SiteLost
+from flstream.server.collector import SiteLost
+from flstream.server.pooled_worker import Callback, ReportCallback
 from flstream.server.program_view import Model
-from flstream.server.run_state import RunState
 from flstream.server.simulated_clock import AnswerQueue
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import WorkerActivity
+
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 # Seconds that a killed process may take to be gone.
 _END_SECONDS = 10.0
@@ -43,13 +46,10 @@ class StartedTrainings:
 
     Workers go on with them while the workflow does something else; a task of its own waits until
     the workers that it needs have answered.
-
-    Attributes:
-        in_flight: The trainings by site, in the order in which they were started.
     """
 
     def __init__(self, state: RunState) -> None:
-        self.in_flight = state.in_flight
+        self._in_flight = state.in_flight
         self._state = state
         self._queue = SiteQueue([])
         # Those that workers are yet to be given: new ones, and small ones that travel together.
@@ -70,7 +70,7 @@ class StartedTrainings:
     def add(self, training: SiteTraining) -> None:
         """Add a training, which workers are given once the run is live."""
         (site,) = training.tasks
-        self.in_flight[site] = training
+        self._in_flight[site] = training
         self._state.fleet.start(site)
         self._waiting.append(training)
 
@@ -86,13 +86,13 @@ class StartedTrainings:
         while self._waiting:
             training = self._waiting.popleft()
             (site,) = training.tasks
-            if self.in_flight.get(site) is not training:
+            if self._in_flight.get(site) is not training:
                 continue  # its answer was on record
             training.oldest = self._state.oldest_effect
             alike = training.base.version, training.round, training.meta, training.seconds
             group = self._small.get(alike)
             if group is None or training.parts is not None:
-                most = store.small_batch(training, len(self.in_flight))
+                most = store.small_batch(training, len(self._in_flight))
                 if not most:
                     run, plan = store.begin(training, is_read=True)
                     self._expect(training)
@@ -117,7 +117,7 @@ class StartedTrainings:
     def _hand_out_small(self, alike: object) -> None:
         """Give a worker small trainings that are alike, those that have waited longest."""
         store, waiting = self._state.update_store, self._small[alike].trainings
-        most = store.small_batch(waiting[0], len(self.in_flight))
+        most = store.small_batch(waiting[0], len(self._in_flight))
         group, self._small[alike].trainings[:] = waiting[:most], waiting[most:]
         if not waiting:
             del self._small[alike]
@@ -143,7 +143,7 @@ class StartedTrainings:
 
     def give_late(self, model: Model) -> None:
         """Send tensors of a model that was made to the sites that wait for them."""
-        for site, training in self.in_flight.items():
+        for site, training in self._in_flight.items():
             if training.is_waiting:
                 training.late_model = model
                 if (run := self._runs.get(site)) is not None:
@@ -174,14 +174,14 @@ class StartedTrainings:
 
     def _declare(self, site: str, units: float) -> None:
         """Record how much work a site has declared, and so when it answers at the earliest."""
-        training = self.in_flight.get(site)
+        training = self._in_flight.get(site)
         if training is not None and training.clocks:
             training.clocks[site].declare(units)
             self._expect(training)
 
     def _settle(self, site: str) -> None:
         """Record that a site has answered or failed."""
-        training = self.in_flight[site]
+        training = self._in_flight[site]
         if not training.clocks:
             self._over.append(site)
             return
@@ -207,14 +207,14 @@ class StartedTrainings:
         if site is None and not (self._state.clock is not None and self._is_over(limit)):
             self.give()
             site = self._await_next(limit)
-        return None if site is None else (self.in_flight[site], self._runs.pop(site))
+        return None if site is None else (self._in_flight[site], self._runs.pop(site))
 
     def _await_next(self, limit: float) -> str | None:
         assert self._events is not None
         state = self._state
         picture, number, waits = state.context.picture, state.round, state.update_store.waits
-        picture.begin("training", number, len(self.in_flight), self._activities)
-        events = waits.expecting(self._events, "train task", number, lambda: list(self.in_flight))
+        picture.begin("training", number, len(self._in_flight), self._activities)
+        events = waits.expecting(self._events, "train task", number, lambda: list(self._in_flight))
         is_over = False
         while (site := self._next_site(limit)) is None and not is_over:
             self.give()
@@ -237,9 +237,9 @@ class StartedTrainings:
 
     def cancel(self) -> None:
         """Cancel what is in flight: the workflow has ended without asking for its answers."""
-        in_flight = list(self.in_flight.values())
+        in_flight = list(self._in_flight.values())
         self._open.clear()
-        for site in list(self.in_flight):
+        for site in list(self._in_flight):
             self.take(site)
         if self._events is None:
             return
@@ -266,7 +266,7 @@ class StartedTrainings:
     def take(self, site: str) -> SiteTraining:
         """Take a training out of those in flight; its site is idle again."""
         self._state.fleet.end(site)
-        return self.in_flight.pop(site)
+        return self._in_flight.pop(site)
 
     def close(self) -> None:
         """End the workers' waiting for further trainings, where the run has failed."""
@@ -303,7 +303,7 @@ class StartedTrainings:
     def lose(self, lost: SiteLost) -> None:
         """Record that a site has failed, unless its training was cancelled."""
         run = self._runs.get(lost.site)
-        if lost.site in self.in_flight and run is not None:
+        if lost.site in self._in_flight and run is not None:
             self._call(partial(run.lose, lost), (lost.site,), run)
 
     def _activities(self) -> list[WorkerActivity]:

@@ -19,23 +19,22 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
+from flstream.runs.results import TaskCost
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collected_updates import (
     CollectedUpdate,
     RemoteUpdate,
     update_in_answer,
 )
-from flstream.server.collector import START_KEY, ResultCollector
+from flstream.server.collector import START_KEY, ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.failures import brief, site_failed
 from flstream.server.late_tensors import LateTensors
-from flstream.server.pooled_worker import ReportCallback, SiteLost
+from flstream.server.pooled_worker import ReportCallback
 from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import ModelOffer, TaskSpec, hint_at_pull
-from flstream.server.training import TaskCost
+from flstream.server.tasks import ModelOffer, TaskSpec
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
@@ -153,8 +152,6 @@ class TaskRun:
         self._fetching = 0.0
         self._turns: dict[str, WorkerTurn] = {}
         self._worker_of: dict[str, str] = {}
-        # Bytes of a mapped model that each site's training wrote to.
-        self._copied: dict[str, int] = {}
         # By site, why it never trains.
         self._away: dict[str, SiteTime] = {}
         for site, clock in self._clocks.items():
@@ -205,9 +202,6 @@ class TaskRun:
         assert self.collector.settled == len(spec.cohort)
         self._leave_stragglers()
         self.cost = self._cost(began, len(workers))
-        hint = hint_at_pull(self._context, spec.task.round, spec.model.layout.nbytes, self._copied)
-        if hint is not None:
-            self._context.hint("pull", hint)
 
     def leave_out_away(self) -> None:
         """Leave out the sites that never train, as the virtual clock has it."""
@@ -244,7 +238,6 @@ class TaskRun:
             with suppress(SimulationError):
                 effect = spec.sites[site].effect or spec.task.effect
                 discard_site_state_after(context.run.site(site), effect - 1, spec.sites[site].state)
-        reason = brief(reason)
         self._picture.failed()
         turn = self._turn_of(site)
         if turn is not None and len(turn.sites) == 1:
@@ -255,7 +248,7 @@ class TaskRun:
             self.late.append(site)
         elif self._clocks:
             self._clocks[site].fail(reason)
-        context.emit(site_failed(spec.task.round, site, reason, exit_code, late=late))
+        context.emit(SiteLost(site, reason, exit_code).event(spec.task.round, late=late))
         self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
@@ -273,8 +266,6 @@ class TaskRun:
         answer = self._ask(worker, sites, report)
         if not answer.sites:
             return
-        if self.spec.kind == "train":
-            self._copied[answer.sites[0].site] = answer.copied
         sent, others = list[SiteAnswer](), list[SiteAnswer]()
         for site_answer in answer.sites:
             (sent if site_answer.has_params and self.spec.has_updates else others).append(

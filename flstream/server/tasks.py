@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from flstream.codecs.chain import UpdateForm
 from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.update_form import UpdateForm
 from flstream.errors import AbortedError, StreamingError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
@@ -43,19 +43,6 @@ def is_mapped(context: ServerContext, model: Source) -> bool:
     """Return whether workers map a model: where the job says so, and it is in one file."""
     maps = context.job.streaming.maps
     return maps and isinstance(model, FileSource) and is_worth_mapping(model.layout.nbytes)
-
-
-def hint_at_pull(
-    context: ServerContext, round_number: int, nbytes: int, copied: dict[str, int]
-) -> str | None:
-    """Return a sentence if most sites wrote to most of a model that they had mapped."""
-    most = [site for site, count in copied.items() if 2 * count > nbytes]
-    if not context.job.streaming.maps or 2 * len(most) <= len(copied):
-        return None
-    return (
-        f"in round {round_number}, {len(most)} of {len(copied)} sites wrote to most of the model's "
-        "pages, each of which was copied for that; streaming.mode = pull is faster for such a job"
-    )
 
 
 class ModelOffer(NamedTuple):

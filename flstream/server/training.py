@@ -4,139 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from flstream.model.selection import ModelParts
-from flstream.runs.site_states import StateVersion
-from flstream.server.collected_updates import CollectedUpdate, InlineRecord
+from flstream.runs.results import TrainResult
+from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update
-from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteTask
 
 if TYPE_CHECKING:
+    from flstream.job.time_section import RoundEnd
     from flstream.server.simulated_clock import SiteClock
     from flstream.server.training_effects import TrainingEffects
 
 
 # Seconds on the wall after which a site counts as lost whose time is simulated.
 _MOST_REAL_SECONDS = 3600.0
-
-
-class TaskCost(NamedTuple):
-    """Cost of a task.
-
-    Where workers do several sites, seconds are what a worker has spent on average.
-
-    Attributes:
-        download: Seconds until the last site had the model.
-        work: Seconds from then until the last answer.
-        fetch: Seconds of fetching updates, where they are fetched at once.
-        down: Transfers of the model to the sites.
-    """
-
-    download: float = 0.0
-    work: float = 0.0
-    fetch: float = 0.0
-    down: Transfer = Transfer()
-
-
-class UpdateRecord(NamedTuple):
-    """Record in the journal of the file of an update that waits to be folded.
-
-    Attributes:
-        digest: Digest of its body, as it was sent.
-        params_type: Whether it has the weights or their difference from the model.
-        partial: Whether it may lack tensors of the model.
-        cost: Cost of fetching it.
-    """
-
-    digest: str
-    params_type: Literal["FULL", "DIFF"]
-    partial: bool
-    cost: Transfer
-
-
-class KeptUpdates(NamedTuple):
-    """Updates of a training that wait to be folded by a later effect, as the journal has them.
-
-    Attributes:
-        files: By site, those in files.
-        small: By site, those whose tensors are in the record.
-    """
-
-    files: dict[str, UpdateRecord]
-    small: dict[str, InlineRecord]
-
-
-class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
-    """Result of a training in the journal.
-
-    Attributes:
-        sites: The sites with an update, in the cohort's order.
-        weights: Its weight, for each of them.
-        metrics: What each reported with it.
-        messages: The payload messages of ``meta``, which are mostly the same from all sites.
-        meta: For each site, the place of its own among these.
-        states: By site, the version of the state that it has left, where it has left any.
-        failures: By site, the reason why it has no update.
-        late: Those of them that were merely not waited for.
-        cost: What it cost.
-        bases: By site, the version of the state that it began with, where it had any.
-        asks: Kinds of task that their code asked about, of sites that answered for the first time.
-        files: By site, what is known of its update's file, of updates that wait in files to be
-            folded by a later effect.
-        small: By site, its update, of trainings that were started and send little.
-        base: Version of the model that they were trained from.
-        began: When it began by the virtual clock, in nanoseconds; 0 on the wall clock.
-        ended: When it ended, likewise.
-        times: By site, nanoseconds from its beginning until it has answered or failed.
-    """
-
-    sites: list[str]
-    weights: list[float]
-    metrics: list[dict[str, float]]
-    messages: list[bytes]
-    meta: list[int]
-    cost: TaskCost
-    states: dict[str, StateVersion] = {}
-    failures: dict[str, str] = {}
-    late: list[str] = []
-    bases: dict[str, StateVersion] = {}
-    asks: dict[str, list[str]] = {}
-    files: dict[str, UpdateRecord] = {}
-    small: dict[str, InlineRecord] = {}
-    base: int = 0
-    began: int = 0
-    ended: int = 0
-    times: dict[str, int] = {}
-
-    @cached_property
-    def answers(self) -> Mapping[str, tuple[float, Mapping[str, float], bytes]]:
-        """By site, in the cohort's order: its weight, metrics and payload message of meta."""
-        columns = zip(self.sites, self.weights, self.metrics, self.meta, strict=True)
-        return {
-            site: (weight, metrics, self.messages[meta]) for site, weight, metrics, meta in columns
-        }
-
-
-class NextResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Result of a training in flight in the journal, or of a wait in which none has answered.
-
-    Attributes:
-        start: Number of the effect that started it.
-        site: Its site.
-        train: What came of it; None where none has answered.
-        until: When such a wait ended by the virtual clock, in nanoseconds; 0 on the wall clock.
-    """
-
-    start: int = 0
-    site: str = ""
-    train: TrainResult | None = None
-    until: int = 0
 
 
 @dataclass
@@ -170,7 +54,8 @@ class SiteTraining:
         line: Line of the workflow's file that asked for it; None where that is not known.
         base: The model that the sites start from.
         tasks: Each site's own part, in the cohort's order.
-        collector: Takes the sites' results, and knows how many have to come.
+        least: Number of updates that it needs.
+        end: When it stops waiting for further sites; None to wait for all.
         seconds: How long a site may take.
         meta: Payload message of the values sent along.
         own_meta: By site, such a message in its place, where each site is sent its own.
@@ -201,7 +86,8 @@ class SiteTraining:
     line: int | None
     base: Model
     tasks: Mapping[str, SiteTask]
-    collector: ResultCollector
+    least: int
+    end: RoundEnd | None
     seconds: float
     meta: bytes
     number: int = 0
@@ -236,6 +122,26 @@ class SiteTraining:
     def is_waiting(self) -> bool:
         """Whether the sites are to be sent tensors of a model that is not made yet."""
         return self.parts is not None and self.parts.late is not None and self.late_model is None
+
+    def collector(self) -> ResultCollector:
+        """Return a new collector of its sites' answers."""
+        return ResultCollector(f"train round {self.round}", list(self.tasks), self.least, self.end)
+
+    def check_left(self, refused: Mapping[str, str]) -> None:
+        """Check that enough updates are left without those that turned out to be of no use.
+
+        Args:
+            refused: Reasons of these, by site.
+
+        Raises:
+            SimulationError: There are not; the message names each site that has none, and why.
+        """
+        collector, result = self.collector(), self.settled()
+        collector.failures = dict(result.failures)
+        collector.spare(self.tasks.keys() - result.failures.keys() - set(result.sites))
+        for site in self.tasks:
+            if site in refused:
+                collector.fail(site, refused[site])
 
     @property
     def is_done(self) -> bool:

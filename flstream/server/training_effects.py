@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
 from flstream.errors import MisfitError, SimulationError, WorkflowError
 from flstream.job.device import nanoseconds
 from flstream.model.selection import ModelParts, Part
+from flstream.runs.results import NextResult, TaskCost, TrainResult
 from flstream.server.arguments import (
+    WHOLE_MODEL,
     check_idle,
     check_model,
     check_not_private,
@@ -22,31 +24,22 @@ from flstream.server.arguments import (
     check_wait,
 )
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.run_state import RunState
 from flstream.server.site_tasks import with_states
 from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
-from flstream.server.training import (
-    KeptUpdates,
-    NextResult,
-    SiteTraining,
-    TaskCost,
-    TrainResult,
-)
+from flstream.server.training import SiteTraining
 from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 
-WHOLE_MODEL = ModelParts()
+if TYPE_CHECKING:
+    from flstream.server.run_state import RunState
 
 # Most waits in a row for a device that comes back, with no training in flight, for each site.
 _MOST_IDLE_WAITS = 1000
 # Trainings in a row after which a workflow that starts others in their place would never end.
 _MOST_LOST = 10_000
-
-ValueT = TypeVar("ValueT")
 
 
 class TrainingEffects:
@@ -93,17 +86,10 @@ class TrainingEffects:
             )
         least = min(least, len(names))
         end = job.stragglers.end(job.clients, least, len(names))
-        collector = ResultCollector(f"train round {state.round}", names, least, end)
         training = self._training(
-            "train",
-            model,
-            collector,
-            timeout,
-            parts,
-            meta,
-            optimizer_params,
-            min_updates=min_updates,
+            "train", model, names, timeout, parts, meta, optimizer_params, min_updates=min_updates
         )
+        training.least, training.end = least, end
         self._pending.append(training)
         return Updates(training)
 
@@ -125,7 +111,7 @@ class TrainingEffects:
         training = self._training(
             "ask",
             model,
-            ResultCollector(f"ask in round {state.round}", names, 0),
+            names,
             timeout,
             WHOLE_MODEL,
             None,
@@ -158,8 +144,7 @@ class TrainingEffects:
                 "choose from run.idle"
             )
         check_not_private(state.context.job, "run.start() was called for one site", "run.train()")
-        collector = ResultCollector(f"train {site}", [site], 0)
-        training = self._training("start", model, collector, timeout, parts, meta, optimizer_params)
+        training = self._training("start", model, [site], timeout, parts, meta, optimizer_params)
         self._find_whole(training)
         started = state.journal.once(
             "start",
@@ -170,7 +155,6 @@ class TrainingEffects:
             int,
         )
         training.number, self._idle_waits = started.number, 0
-        state.note_start(site)
         self._begin_clocks(training)
         self.started.add(training)
         if state.journal.is_live:
@@ -180,7 +164,7 @@ class TrainingEffects:
         self, *, may_fail: bool, max_wait: float | None = None, since: Update | None = None
     ) -> Update | None:
         """Take the next answer of those in flight; see :meth:`flstream.server.run.Run.next`."""
-        state, in_flight = self._state, self.started.in_flight
+        state, in_flight = self._state, self._state.in_flight
         state.check_round("next")
         check_wait(max_wait, since)
         limit = self._limit(max_wait, since)
@@ -273,25 +257,25 @@ class TrainingEffects:
         self,
         method: Literal["train", "ask", "start"],
         model: Model,
-        collector: ResultCollector,
+        names: Sequence[str],
         timeout: float | None,
         parts: ModelParts,
         meta: Mapping[str, Any] | None,
         optimizer_params: Mapping[str, Any] | None,
         **others: object,
     ) -> SiteTraining:
-        """Check what a training is given, and return the training of a collector's sites."""
-        state, names = self._state, list(collector.cohort)
+        """Check what a training is given, and return it; none of its sites has to answer."""
+        state = self._state
         check_model(method, model)
         check_values(method, "meta", meta)
         check_values(method, "optimizer_params", optimizer_params)
         state.check_round(method)
-        if both := sorted((meta or {}).keys() & set(state.store.bodies(model))):
+        if meta and (both := sorted(meta.keys() & set(state.store.bodies(model)))):
             raise WorkflowError(
                 f"run.{method}() was given a value {both[0]!r} in meta, and the model has a body "
                 "of that name beside it; give it another name"
             )
-        check_idle(method, names, self.started.in_flight)
+        check_idle(method, names, self._state.in_flight)
         self._check_parts(method, parts, model)
         message = pack_values(meta or {}, optimizer_params)
         arguments: dict[str, Any] = {
@@ -313,7 +297,8 @@ class TrainingEffects:
             None if method == "start" else state.program_line(),  # one that is started is used
             model,
             state.tasks.new("train", names, state.round),
-            collector,
+            0,
+            None,
             seconds,
             message,
             is_started=method == "start",
@@ -426,7 +411,7 @@ class TrainingEffects:
         """
         state, store = self._state, self._state.update_store
         # One of them may have been started since it was asked.
-        check_idle("train", training.tasks, self.started.in_flight)
+        check_idle("train", training.tasks, self._state.in_flight)
         training.number = number
         state.retire_models()
         training.tasks = state.tasks.up_to_date(training.tasks)
@@ -450,45 +435,43 @@ class TrainingEffects:
         self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
     ) -> TrainResult:
         """Result of a training that is over; its updates are durable, where they are in files."""
-        state, store = self._state, self._state.update_store
+        state, store, tasks = self._state, self._state.update_store, training.tasks
         # A task may have been for others, too, that were started like this one.
-        failures = _of_sites(run.collector.failures, training)
-        store.check_states(training.tasks, failures)
-        updates = _of_sites(run.collector.answers, training)
-        training.bodies |= {site: update for site, update in updates.items() if update is not None}
-        kept = store.keep(training) if in_files else KeptUpdates({}, {})
-        answers = _of_sites(run.answers, training)
-        state.warn_of_late(answers.values())
-        asks = state.asked.first_kinds(answers.values())
+        reasons = run.collector.failures
+        failures = {site: reasons[site] for site in tasks if site in reasons}
+        store.check_states(tasks, failures)
+        for site in tasks:
+            if (update := run.collector.answers.get(site)) is not None:
+                training.bodies[site] = update
+        files, small = store.keep(training) if in_files else ({}, {})
+        answers = [run.answers[site] for site in tasks if site in run.answers]
+        state.warn_of_late(answers)
         stage = state.context.job.stages[state.stage]
-        state.warn(state.sent.unread(stage, training.round, answers.values()))
+        state.warn(state.sent.unread(stage, training.round, answers))
         clocks = training.clocks.items()
         ends = {site: clock.end.time for site, clock in clocks if clock.end is not None}
         # None where it was started alone, or nobody was drawn for it.
         ended = max(ends.values(), default=training.began) if run.ended is None else run.ended
-        messages = dict.fromkeys(answer.meta for answer in answers.values())
-        places = {meta: place for place, meta in enumerate(messages)}
-        tasks = training.tasks
+        messages: dict[bytes, int] = {}
+        places = [messages.setdefault(answer.meta, len(messages)) for answer in answers]
         return TrainResult(
-            sites=list(answers),
-            weights=[answer.weight for answer in answers.values()],
-            metrics=[answer.metrics for answer in answers.values()],
+            sites=[answer.site for answer in answers],
+            weights=[answer.weight for answer in answers],
+            metrics=[answer.metrics for answer in answers],
             messages=list(messages),
-            meta=[places[answer.meta] for answer in answers.values()],
-            states={
-                answer.site: answer.state for answer in answers.values() if answer.state is not None
-            },
-            failures={site: failures[site] for site in tasks if site in failures},
+            meta=places,
+            states={answer.site: answer.state for answer in answers if answer.state is not None},
+            failures=failures,
             late=sorted(site for site in run.late if site in tasks),
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
-            asks=asks,
-            files=kept.files,
-            small=kept.small,
+            asks=state.asked.first_kinds(answers),
+            files=files,
+            small=small,
             base=training.trained_from.version,
             began=training.began,
             ended=ended,
-            times={site: ends[site] - training.began for site in tasks if site in ends},
+            times={site: end - training.began for site, end in ends.items()},
         )
 
     def take(self, training: SiteTraining, result: TrainResult, number: int) -> None:
@@ -505,7 +488,6 @@ class TrainingEffects:
             state.clock.go_on(result.ended)
         state.received.take(training, result.answers)
         state.site_history.take(training.round, result)
-        training.collector.restore(result.answers, result.failures)
         if result.answers:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
@@ -515,9 +497,4 @@ class TrainingEffects:
         state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)
-        state.note_failures(site for site in result.failures if site not in result.late)
-
-
-def _of_sites(values: Mapping[str, ValueT], training: SiteTraining) -> dict[str, ValueT]:
-    """Values by site, of a training's sites alone."""
-    return {site: values[site] for site in training.tasks if site in values}
+        state.fleet.note_failures(site for site in result.failures if site not in result.late)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.layout import Layout
+from flstream.runs.results import UpdateRecord
 from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
 from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate, check_fits
-from flstream.server.training import UpdateRecord
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer, WrittenUpdate
 
@@ -74,22 +73,20 @@ class UpdateFiles:
         """Fetch an update into a file, whole or not at all; safe to call from several threads."""
         answer, settings, path = update.answer, update.settings, self._path(update.answer.site)
 
-        def sink_for(layout: Layout) -> FileSink:
-            check_fits(answer, layout, update.form)
-            return stack.enter_context(
-                FileSink(path, layout, self._metadata, durable=self._durable)
-            )
-
-        # The sink exists before its bytes do, and must not outlive a download that fails.
-        with ExitStack() as stack:
-            remote = RemoteSource(
-                update.worker.up,
-                update.token,
-                settings,
-                digests=settings.reuse and update.same is not None,
-                decoder_for=update.form.decoder_for,
-            )
-            download(remote, sink_for, finish=FileSink.finish, held=lambda _: update.same)
+        with RemoteSource(
+            update.worker.up,
+            update.token,
+            settings,
+            digests=settings.reuse and update.same is not None,
+            decoder_for=update.form.decoder_for,
+        ) as remote:
+            check_fits(answer, remote.layout, update.form)
+            with self._sink(path, remote.layout) as sink:
+                if update.same is not None:
+                    remote.reuse(update.same)
+                remote.deliver(sink)
+                remote.confirm()
+                sink.finish()
         digest = body_digest(FileSource(path))
         return UpdateFile(answer, path, digest, remote.cost, update.form)
 

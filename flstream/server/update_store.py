@@ -9,13 +9,14 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.model.composed import part_of
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.selection import Selection
 from flstream.model.source import Source
+from flstream.runs.results import InlineRecord, UpdateRecord
 from flstream.runs.site_states import check_states, present_state_bytes
 from flstream.server.collected_updates import CollectedUpdate, small_update
 from flstream.server.collector import UNLIMITED, ResultCollector
@@ -28,7 +29,7 @@ from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import KeptUpdates, SiteTraining, UpdateWait
+from flstream.server.training import SiteTraining, UpdateWait
 from flstream.server.update_files import UpdateFiles
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.server.written_update import step_of_one, write_update
@@ -80,7 +81,8 @@ class UpdateStore:
         context, cohort = self._context, list(training.tasks)
         plan = self._plan(training, is_read=is_read)
         base, number = self._store.joined(training.base), training.round
-        training.collector.check_size()
+        collector = training.collector()
+        collector.check_size()
         disk = plan_disk(context.job, base.layout, len(cohort), context.programs, plan)
         if training.is_started:  # what others need is there, or was checked as they were started
             disk = dataclasses.replace(disk, updates=len(cohort), bases=0)
@@ -97,7 +99,7 @@ class UpdateStore:
         clocks, deadline = training.clocks, context.job.stragglers.deadline
         if deadline is not None and not training.is_started:
             spec = dataclasses.replace(spec, sites=_with_deadlines(spec, clocks, deadline))
-        run = TaskRun(context, spec, plan, training.collector, files, clocks)
+        run = TaskRun(context, spec, plan, collector, files, clocks)
         return run, plan
 
     def begin_small(self, group: Sequence[SiteTraining]) -> TaskRun:
@@ -141,20 +143,26 @@ class UpdateStore:
             combines=training.combines or self._context.rule.combines_groups,
         )
 
-    def keep(self, training: SiteTraining) -> KeptUpdates:
-        """Keep the updates of a training, in their files or their record in the journal."""
+    def keep(
+        self, training: SiteTraining
+    ) -> tuple[dict[str, UpdateRecord], dict[str, InlineRecord]]:
+        """Keep the updates of a training for a later effect.
+
+        Returns:
+            By site, what the journal has of those in files, and of those whose tensors it has.
+        """
         small = {
             site: record
             for site, update in training.bodies.items()
             if training.is_started and (record := update.small) is not None
         }
         if small:
-            return KeptUpdates({}, small)
+            return {}, small
         files = self.files(training, durable=not training.is_started)
         records = files.keep(training.bodies)
         if records and training.is_started:
             self._unsynced[training.number] = files, list(records)
-        return KeptUpdates(records, {})
+        return records, {}
 
     def keep_files(self, training: SiteTraining, round_number: int) -> None:
         """Keep the files of a training's updates as long as the workflow refers to one of them.

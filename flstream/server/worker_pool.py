@@ -18,7 +18,8 @@ from flstream.errors import (
     UpdateRefusedError,
     WorkerLostError,
 )
-from flstream.server.pooled_worker import Callback, PooledWorker, PoolTask, Put, SiteLost
+from flstream.server.collector import SiteLost
+from flstream.server.pooled_worker import Callback, PooledWorker, PoolTask, Put
 from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned

@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from flstream.client.base import CLASS, described, hf_class, hf_folder, made_module, meta_module
+from flstream.client.base import (
+    CLASS,
+    described,
+    enter_base,
+    hf_class,
+    hf_folder,
+    made_module,
+    meta_module,
+)
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.processes import ProcessHost
 from flstream.errors import (
     FlstreamError,
@@ -45,7 +54,7 @@ from flstream.model.shared_base import (
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import prepare_imports, redirect_output
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import BaseReady
 from flstream.transport.channel import AbortSignal
 
@@ -82,14 +91,14 @@ def build_base(
         ModelError: It cannot be built.
         SimulationError: The process has ended.
     """
-    log = run.log(BUILDER)
-    call = ProcessCall[BaseReady](host, BUILDER, BaseReady, f"{__name__}:built_here", job, log=log)
-    on_started(BUILDER, call.process.pid)
+    log, target = run.log(BUILDER), f"{__name__}:built_here"
+    call = ProcessCall[BaseReady](host, BUILDER, BaseReady, target, job, log=log, abort=abort)
+    on_started(BUILDER, call.pid)
     try:
-        base = call.result(abort)
-    except NoAnswerError as error:
+        base = call.result()
+    except EndedProcessError as error:
         raise SimulationError(
-            f"the process that builds the base (model.base) {error}; see {log.name}"
+            f"the process that builds the base (model.base) {error.how}; see {log.name}"
         ) from None
     if before is not None and before != base.digest:
         raise ResumeRefusedError(
@@ -104,7 +113,8 @@ def built_here(job: Job) -> BaseReady:
     """Build a job's base in this process, unless its file is there."""
     section = job.base
     assert section is not None
-    prepare_imports(job.train.alias, job.folder)
+    prepare_imports(job)
+    enter_base(None)  # until it is built
     key = _key(section, job.seed)
     link = bases_folder() / f"hf-{key}"
     with locked(key):

@@ -13,16 +13,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from pkgutil import resolve_name
+from typing import Any, TextIO
 
 from flstream.client.base import enter_base
+from flstream.debugging import code_failed
 from flstream.engines.processes import kill_descendants
-from flstream.errors import ClientError
+from flstream.errors import ClientError, StreamingError
+from flstream.job import Job
 from flstream.job.code import make_importable
-from flstream.job.model_section import BaseSection
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
 from flstream.worker.alias import REFUSED, client_names, install
@@ -35,6 +37,21 @@ _CLOSED = (
     "flstream: this process has lost its channel to the server, as its code has closed descriptors "
     "that it has not opened; leave those open"
 )
+
+
+def main(target: str, args: Sequence[Any], log: Path, peer: socket.socket) -> None:
+    """Run a process of :class:`~flstream.engines.child_process.ChildProcess`, and end it."""
+    ignore_interrupts()
+    redirect_output(log)
+    end_with_peer(peer)
+    with suppress(StreamingError):  # nobody waits for it any more
+        try:
+            resolve_name(target)(peer, *args)
+        except Exception as error:
+            code_failed(error)
+    if this_place() is None:
+        sys.stdout.flush()
+        os._exit(0)  # threads of the user's code may never end
 
 
 def ignore_interrupts() -> None:
@@ -57,12 +74,12 @@ def refuse_breakpoints(site: str) -> None:
         sys.breakpointhook = refuse
 
 
-def prepare_imports(alias: str | None, folder: str | Path, base: BaseSection | None = None) -> None:
-    """Make the job's folder and base available, and install names for other packages."""
-    enter_base(base)
-    if alias is not None:
-        install(alias, client_names(), REFUSED)
-    make_importable(folder)
+def prepare_imports(job: Job) -> None:
+    """Make a job's folder and base available, and install names for other packages."""
+    enter_base(job.base)
+    if job.train.alias is not None:
+        install(job.train.alias, client_names(), REFUSED)
+    make_importable(job.folder)
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:

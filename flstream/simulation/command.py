@@ -31,10 +31,9 @@ from flstream.telemetry.events import SERVER
 from flstream.telemetry.limit_kills import LimitKills
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
-from flstream.worker.code import ScriptCode
 from flstream.worker.code_errors import CodeFailure
 from flstream.worker.messages import Failed, Goodbye, ToWorker
-from flstream.worker.run_script import last_line
+from flstream.worker.run_script import last_line, script_words
 from flstream.worker.worker_info import WorkerInfo
 
 FOLDER = "FLSTREAM_COMMAND"
@@ -68,16 +67,16 @@ class ScriptEnd(msgspec.Struct, frozen=True):
     peak_rss: int
 
 
-def run_command(info: WorkerInfo, script: ScriptCode, threads: int, end: WorkerSockets) -> None:
+def run_command(info: WorkerInfo, end: WorkerSockets) -> None:
     """Run a site's command to its end; this process ends with the server."""
+    train, threads = info.job.train, info.job.clients.threads
     assert info.site is not None  # a job file in which sites share processes is refused
-    assert script.command is not None
+    assert train.command_words is not None
     end_with_peer(end.control)
     with suppress(OSError):  # its tasks fail for the same reason
         enter_work_folder(info.sites_folder, info.site)
-    own_args = info.site_args.get(info.site, {})
-    info = msgspec.structs.replace(info, site_args={info.site: own_args})
-    words = [*script.command, str(_STUB), str(script.path), *script.words(own_args)]
+    own_words = script_words(info.job, info.site)
+    words = [*train.command_words, str(_STUB), str(train.script), *own_words]
     # The fork server removes the folder if this process is killed.
     with tempfile.TemporaryDirectory(
         prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True

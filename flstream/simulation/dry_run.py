@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
@@ -24,22 +25,25 @@ from flstream.job.checks import workflow_name
 from flstream.job.sampler_section import SamplerSection
 from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
+from flstream.runs.results import (
+    CollectResult,
+    FoldResult,
+    InlineRecord,
+    NextResult,
+    ScoreResult,
+    TaskCost,
+    TrainResult,
+)
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
-from flstream.server.collected_updates import InlineRecord
-from flstream.server.collecting import CollectResult
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect
 from flstream.server.model_store import ModelStore
-from flstream.server.play import RunEffects
 from flstream.server.program_view import ProgramOutline
-from flstream.server.round_totals import FoldResult
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.scoring import ScoreResult
-from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.server.uncatchable import EffectFailedError
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
 from flstream.worker.meta import sent_names
@@ -144,6 +148,16 @@ class _DryJournal:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
+class _SamplingRun(Run):
+    """Run that knows whether its program draws sites by the sampler."""
+
+    samples = False
+
+    def sample(self, number: int) -> list[str]:
+        self.samples = True
+        return super().sample(number)
+
+
 def _trained(sites: list[str]) -> TrainResult:
     count = len(sites)
     metrics: list[dict[str, float]] = [defaultdict(float)] * count
@@ -171,9 +185,26 @@ def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramO
         if outline.misfit:
             key = f"{workflow_name(place, len(job.stages))}.type"
             problems.append(Problem(key, f"{stage.name}: {outline.misfit}"))
+    problems += _unused_keys(job, outlines)
     if problems:
         raise JobError(f"the job {job.name}", problems)
     return outlines
+
+
+def _unused_keys(job: Job, outlines: list[ProgramOutline]) -> list[Problem]:
+    """Return the keys on a round's sites that workflows which ask one site at a time leave out."""
+    known = all(outline.effects and not outline.flaw for outline in outlines)
+    starts = [outline.name for outline in outlines if "start" in outline.effects]
+    if not (known and starts):
+        return []
+    waits = any(effect.startswith("train ") for each in outlines for effect in each.effects)
+    unused = {
+        "stragglers.policy": job.stragglers.is_on and not waits,
+        "clients.sampler.type": not job.clients.sampler.is_uniform
+        and not any(outline.samples for outline in outlines),
+    }
+    reason = f"{starts[0]} starts one site at a time and would not use it; leave it out"
+    return [Problem(key, reason) for key, is_unused in unused.items() if is_unused]
 
 
 def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
@@ -184,8 +215,8 @@ def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
         return call.result(seconds=_SECONDS)
     except DeadlineError:
         flaw = f"it went on for more than {_SECONDS:g} s"
-    except NoAnswerError as error:
-        flaw = f"its process {error}"
+    except EndedProcessError as error:
+        flaw = f"its process {error.how}"
     return ProgramOutline(job.stages[place].name, flaw=flaw)
 
 
@@ -212,14 +243,16 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             )
             store = ModelStore(context)
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
-            effects, first = RunEffects(state), store.add(ModelRecord(0, 0, 0, ""), 0)
+            first = store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
-            stage.load_program()(Run(effects, stage.args, stopping, 0, is_last_stage=True))
+            run_of_stage = _SamplingRun(state, stage.args, stopping, 0, is_last_stage=True)
+            stage.load_program()(run_of_stage)
+            outline.samples = run_of_stage.samples
             own = set(store.own_bodies(first))
             outline.bodies = [name for name in store.bodies(first) if name not in own]
             if not stage.is_own:
                 outline.own = store.shapes_of_own(first)
-            effects.trainings.check_done()
+            state.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
         is_own = isinstance(error, FlstreamError | EffectFailedError)
         text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")

@@ -21,7 +21,7 @@ from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.modules import exchanged_state
 from flstream.model.source import Source
-from flstream.model.ties import find_ties
+from flstream.model.tensor_view import find_ties
 from flstream.simulation.export_files import MadeModel
 from flstream.text import MOST_OF_AN_ERROR, shortened
 

@@ -13,6 +13,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.processes import ProcessHost
 from flstream.errors import LayoutError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
@@ -37,7 +38,7 @@ from flstream.simulation.factory import (
 )
 from flstream.simulation.forecast import Building
 from flstream.simulation.forked import ForkedError, forked
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
 from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
@@ -45,25 +46,27 @@ from flstream.transport.channel import AbortSignal
 BUILDER = "model-builder"
 
 
-def start_builder(job: Job, run: RunDirectory, host: ProcessHost) -> ProcessCall[ModelReady]:
+def start_builder(
+    job: Job, run: RunDirectory, host: ProcessHost, abort: AbortSignal
+) -> ProcessCall[ModelReady]:
     """Start the process that builds a job's initial model."""
-    target = f"{__name__}:_built"
-    return ProcessCall(host, BUILDER, ModelReady, target, job, run, log=run.log(BUILDER))
+    call, log = (f"{__name__}:_built", job, run), run.log(BUILDER)
+    return ProcessCall(host, BUILDER, ModelReady, *call, log=log, abort=abort)
 
 
-def await_built(builder: ProcessCall[ModelReady], abort: AbortSignal) -> ModelReady:
+def await_built(builder: ProcessCall[ModelReady]) -> ModelReady:
     """Wait until the initial model is on disk."""
     try:
-        return builder.result(abort)
-    except NoAnswerError as error:
+        return builder.result()
+    except EndedProcessError as error:
         raise SimulationError(
-            f"the process that builds the initial model {error}; see {BUILDER}.log"
+            f"the process that builds the initial model {error.how}; see {BUILDER}.log"
         ) from None
 
 
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
-    prepare_imports(job.train.alias, job.folder, job.base)
+    prepare_imports(job)
     build = _build_of(job)
     if build == "auto":
         try:

@@ -21,7 +21,7 @@ from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, view_of
 from flstream.simulation.factory import FactoryModel, place_of
 
-# Bytes of a tensor that are written, or searched, at a time.
+# Bytes of a tensor that are searched at a time.
 _STEP = 1 << 20
 _INITIALISERS = ("reset_parameters", "_reset_parameters")
 _UNSET = 0xFF  # in each byte; of floating-point numbers, NaN
@@ -90,9 +90,7 @@ class ModuleByModule:
                             f"{attribute}, or set model.build = auto"
                         )
                     if spec.name in wanted:
-                        first = wanted[spec.name].start
-                        for start, stop in body.layout.ranges(_STEP):
-                            file.write(first + start, view_of(body, start, stop, scratch))
+                        file.write_tensor(spec.name, body)
 
     def _initialised(
         self, path: str, module: torch.nn.Module, specs: Mapping[str, TensorInfo]

@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given_clause
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.transport.channel import Signal
 
 # Protocols of the classes that a section names, one of which they follow. The launcher does not
 # import them.
 _PROTOCOLS = {
     "aggregation": (
-        "aggregation.own_rule:Folds",
-        "aggregation.own_rule:Weighs",
-        "aggregation.tensor_fold:CombinesGroups",
+        "aggregation.methods:Folds",
+        "aggregation.methods:Weighs",
+        "aggregation.fold_rule:CombinesGroups",
     ),
     "clients": ("server.samplers:Sampler",),
     "filters": ("filters.block:BlockFilter",),
@@ -40,10 +41,10 @@ def own_code_problems(job: Job, host: ProcessHost, stop: Signal | None = None) -
         return problems_here(job)
     target = f"{__name__}:{problems_here.__name__}"
     try:
-        call = ProcessCall[list[Problem]](host, "own-code", list[Problem], target, job)
-        return call.result(stop)
-    except NoAnswerError as error:
-        ended = f"the process that imported it {error}; do not end it there"
+        call = ProcessCall[list[Problem]](host, "own-code", list[Problem], target, job, abort=stop)
+        return call.result()
+    except EndedProcessError as error:
+        ended = f"the process that imported it {error.how}; do not end it there"
         return [Problem(own.key, given_clause(own.place), "", ended) for own in classes]
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from flstream.engines.child_process import EndedProcessError
 from flstream.engines.preload import import_libraries
 from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, ModelError, UsageError
@@ -32,7 +33,7 @@ from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Building, Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.process_call import NoAnswerError, ProcessCall
+from flstream.simulation.process_call import ProcessCall
 from flstream.worker.run_learner import Evaluates, Trains, with_facts
 
 
@@ -98,13 +99,13 @@ def probe(job: Job, host: ProcessHost) -> Probe:
     """
     try:
         return ProcessCall[Probe](host, "probe", Probe, f"{__name__}:_probed", job).result()
-    except NoAnswerError as error:
+    except EndedProcessError as error:
         factory = f"model.factory {job.model.factory}"
-        raise ModelError(f"{factory}: the process that called it {error}") from None
+        raise ModelError(f"{factory}: the process that called it {error.how}") from None
 
 
 def _probed(job: Job) -> Probe:
-    prepare_imports(job.train.alias, job.folder, job.base)
+    prepare_imports(job)
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)

@@ -34,8 +34,8 @@ _TWICE = (
 )
 
 
-def rank_main(script: Path, words: Sequence[str]) -> int:
-    """Run a training script as one rank; return the exit status, 1 if it failed."""
+def rank_main(words: Sequence[str]) -> int:
+    """Run the training script as one rank; return the exit status, 1 if it failed."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # each line at once, as in a worker's own process
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
@@ -50,16 +50,15 @@ def rank_main(script: Path, words: Sequence[str]) -> int:
         return _leave(folder, 0, CodeFailure(_TWICE))
     end_with_peer(worker)
     abandon_in_children(worker.close)
-    prepare_imports(info.alias, info.job_folder, info.base)
+    prepare_imports(info.job)
     have_fork_as_default()
-    sys.path.insert(0, str(script.parent))
     ranks = RankStore(folder, place, _peer(worker))
     if sockets is not None:
         with serving(info, sockets) as site:
-            failure = run_script(Session(SiteTurns(site, ranks)), info, script, words)
+            failure = run_script(Session(SiteTurns(site, ranks)), info, words)
             ranks.publish(None)
     else:
-        failure = run_script(Session(RankTurns(ranks, info)), info, script, words)
+        failure = run_script(Session(RankTurns(ranks, info)), info, words)
     sys.stdout.flush()
     return _leave(folder, place.rank, failure)
 

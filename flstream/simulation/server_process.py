@@ -221,8 +221,8 @@ def _run(
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
-                builder = stack.enter_context(closing(start_builder(job, run, host)))
-                note_started(BUILDER, builder.process.pid)
+                builder = stack.enter_context(closing(start_builder(job, run, host, abort)))
+                note_started(BUILDER, builder.pid)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
@@ -271,7 +271,7 @@ def _run(
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
-                built = await_built(builder, abort)
+                built = await_built(builder)
                 reporter.emit(built)
                 initial = built.digest
             assert initial is not None

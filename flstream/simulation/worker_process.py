@@ -38,7 +38,6 @@ from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import StartToken, dial
-from flstream.worker.code import LearnerCode, ScriptCode, TrainCode, train_code
 from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
@@ -51,21 +50,15 @@ def local_worker(
     job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
 ) -> None:
     """Run a worker with the GPUs of CUDA_VISIBLE_DEVICES, or as the job says."""
-    info = _worker_info(job, run, name)
-    info = info if gpus is None else replace(info, gpus=gpus)
-    worker_main(info, run, train_code(job.train), job.clients.threads, end)
+    worker_main(worker_info(job, run, name, gpus), run, end)
 
 
 def evaluator_worker(
     job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
 ) -> None:
     """Run the evaluator of a job; its code is told of the job's sites."""
-    own = job.of_evaluator()
-    info = replace(_worker_info(own, run, name), clients=job.clients.count)
-    code = train_code(own.train)
-    if isinstance(code, LearnerCode):
-        code = code._replace(key="evaluate.learner")
-    worker_main(info, run, code, own.clients.threads, end)
+    info = worker_info(job.of_evaluator(), run, name, gpus)
+    worker_main(replace(info, clients=job.clients.count), run, end)
 
 
 def node_worker(
@@ -87,64 +80,49 @@ def node_worker(
     local_worker(job, run, name, gpus, WorkerSockets(**ends))
 
 
-def _worker_info(job: Job, run: RunDirectory, name: str) -> WorkerInfo:
-    is_own, gpus = job.clients.workers == job.clients.count, job.clients.gpus
+def worker_info(job: Job, run: RunDirectory, name: str, gpus: str | None = None) -> WorkerInfo:
+    """Return the facts about a worker of a job's run."""
+    clients = job.clients
+    if gpus is None and clients.gpus:
+        gpus = clients.gpus[clients.worker_names.index(name) % len(clients.gpus)]
     return WorkerInfo(
         name=name,
-        site=name if is_own else None,
-        index=job.clients.site_names.index(name) if is_own else None,
-        job=job.name,
-        clients=job.clients.count,
-        rounds=job.planned_rounds,
-        seed=job.seed,
+        job=job,
+        clients=clients.count,
         sites_folder=str(run.sites),
-        job_folder=str(job.folder),
-        gpus=gpus[job.clients.worker_names.index(name) % len(gpus)] if gpus else None,
-        site_args=job.clients.args,
-        model_args=job.model.args,
-        alias=job.train.alias,
-        exchange_format=job.train.exchange_format,
         streaming=stream_settings(job, job.train.exchange_format),
-        include=job.aggregation.include,
-        exclude=job.aggregation.exclude,
-        optimizer_state=job.train.optimizer_state,
-        filters_up=job.filters.up,
-        filters_down=job.filters.down,
-        codecs_up=job.streaming.codecs.of_updates,
-        codecs_down=job.streaming.codecs.of_models,
-        base=job.base,
-        links=job.links([name] if is_own else job.clients.site_names),
+        site=name if clients.workers == clients.count else None,
+        gpus=gpus,
     )
 
 
-def worker_main(
-    info: WorkerInfo, run: RunDirectory, code: TrainCode, threads: int, end: WorkerSockets
-) -> None:
-    """Run tasks until the server ends the run, with a number of torch's threads."""
+def worker_main(info: WorkerInfo, run: RunDirectory, end: WorkerSockets) -> None:
+    """Run tasks until the server ends the run."""
     ignore_interrupts()
+    train = info.job.train
     try:
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
         logs = SiteLogs(own, run.site_log)
-        prepare_imports(info.alias, info.job_folder, info.base)
+        prepare_imports(info.job)
         refuse_breakpoints(info.site or "SITE")
         if info.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
-        if isinstance(code, ScriptCode) and code.command is not None:
-            run_command(info, code, threads, end)
+        if train.command is not None:
+            run_command(info, end)
             return
         import torch
 
-        torch.set_num_threads(threads)
+        torch.set_num_threads(info.job.clients.threads)
         end_with_peer(end.control)
         if this_place() is None:
             have_fork_as_default()
         with serving(info, end, logs.enter) as worker:
-            if isinstance(code, LearnerCode):
-                serve_learner(worker, code)
+            if train.learner is not None:
+                serve_learner(worker)
             elif info.site is not None:
-                serve_own_site(worker, code)
+                serve_own_site(worker)
             else:
-                serve_sites(worker, code)
+                serve_sites(worker)
             worker.send(Goodbye(own_peak_rss()))
     except FlstreamError as error:
         print(f"flstream: {error}", file=sys.stderr)
@@ -185,8 +163,9 @@ def serving(
         enter(site)
 
     with ExitStack() as stack:
-        if info.links:
-            relay = stack.enter_context(closing(LinkRelay(info.links, info.seed, info.site)))
+        sites = info.job.clients.site_names if info.site is None else [info.site]
+        if links := info.job.links(sites):
+            relay = stack.enter_context(closing(LinkRelay(links, info.job.seed, info.site)))
             abandon_in_children(relay.abandon)
         service = stack.enter_context(DownloadService(limits=limits))
         peers = stack.enter_context(closing(Peers(info, end.peers, service, relay)))

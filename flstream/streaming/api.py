@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -28,10 +28,9 @@ from flstream.errors import (
     StreamingError,
 )
 from flstream.model.checkpoint import FileSink, FileSource, open_blob
-from flstream.model.layout import Layout
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.model.source import Sink, Source
-from flstream.streaming.download import RemoteSource, SinkT, download
+from flstream.model.source import Sink
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.payload import (
     Registry,
     default_registry,
@@ -45,7 +44,7 @@ from flstream.streaming.refs import OfferOptions, Ref
 from flstream.streaming.selection import TensorSpec, find_refs, ranges_of, selected_memory
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings, expect_options
-from flstream.streaming.wire import TOKEN_BYTES, Range
+from flstream.streaming.wire import TOKEN_BYTES
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
@@ -300,19 +299,20 @@ def download_specs(
         refs = find_refs(receiver, wanted, settings, signal)
         tensors, cost = dict[str, Any](), Transfer()
         for token in dict.fromkeys(chain.from_iterable(refs.values())):
-            remote = RemoteSource(receiver, token, settings, signal, eager=False, is_kept=True)
-            names = [
-                name
-                for name, spec in missing.items()
-                if token in refs[spec] and remote.layout.find(name) is not None
-            ]
-            if names:
-                sink_for = partial(
-                    selected_memory, names=names, into=into, framework=framework, peer=remote.peer
-                )
-                sink = _copied(remote, sink_for, options, on_tensors, wanted=ranges_of)
-                tensors.update((name, sink.tensors[name]) for name in names if missing.pop(name))
-            remote.leave()
+            with _opened(receiver, token, options, eager=False, is_kept=True) as remote:
+                names = [
+                    name
+                    for name, spec in missing.items()
+                    if token in refs[spec] and remote.layout.find(name) is not None
+                ]
+                if names:
+                    sink = selected_memory(remote.layout, names, into, framework, remote.peer)
+                    watch = _Watch(sink, options, on_tensors)
+                    remote.deliver(sink, watch.on_range, ranges_of(sink))
+                    remote.confirm()
+                for name in names:
+                    tensors[name] = sink.tensors[name]
+                    del missing[name]
             cost += remote.cost
         for spec in missing.values():
             tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
@@ -402,21 +402,16 @@ def download_payload(
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or there is not
             enough memory; the message names the path.
     """
-    value: Any = None
-
-    def sink_for(layout: Layout) -> MemoryBody:
-        targets = {} if into is None else pack(into, registry)[1]
-        return payload_memory(layout, targets, framework, receiver.peer)
-
-    def finish(body: MemoryBody) -> None:
-        nonlocal value
-        spec = body.layout.by_name["message"]
-        [message] = body.views(spec.start, spec.stop)
-        value = unpack(message, body.tensors, registry)
 
     def attempt() -> tuple[Any, Transfer]:
-        remote = _opened(receiver, ref_id, options)
-        _copied(remote, sink_for, options, on_tensors, finish)
+        with _opened(receiver, ref_id, options) as remote:
+            targets = {} if into is None else pack(into, registry)[1]
+            sink = payload_memory(remote.layout, targets, framework, remote.peer)
+            remote.deliver(sink, _Watch(sink, options, on_tensors).on_range)
+            remote.confirm()
+            spec = sink.layout.by_name["message"]
+            [message] = sink.views(spec.start, spec.stop)
+            value = unpack(message, sink.tensors, registry)
         return value, remote.cost
 
     return _status_of(attempt, options)
@@ -488,16 +483,18 @@ def _tensors(
     if isinstance(select, str) or not all(isinstance(name, str) for name in select or ()):
         raise ValueError(f"select is {select!r}; give a list of names")
 
-    def sink_for(layout: Layout) -> MemoryBody:
-        if select is not None:
-            return selected_memory(layout, list(select), into, framework, receiver.peer)
-        return MemoryBody.allocate(layout, framework) if into is None else MemoryBody.over(into)
-
     def attempt() -> tuple[Params, Transfer]:
-        remote = _opened(receiver, ref_id, options, eager=select is None)
-        wanted = None if select is None else ranges_of
-        sink = _copied(remote, sink_for, options, on_tensors, wanted=wanted)
-        names = remote.names if select is None else select
+        with _opened(receiver, ref_id, options, eager=select is None) as remote:
+            wanted = None
+            if select is not None:
+                names = list(select)
+                sink = selected_memory(remote.layout, names, into, framework, remote.peer)
+                wanted = ranges_of(sink)
+            elif into is not None:
+                names, sink = remote.names, MemoryBody.over(into)
+            else:
+                names, sink = remote.names, MemoryBody.allocate(remote.layout, framework)
+            remote.deliver(sink, _Watch(sink, options, on_tensors).on_range, wanted)
         return {name: sink.tensors[name] for name in names}, remote.cost
 
     status, tensors = _status_of(attempt, options)
@@ -514,21 +511,17 @@ def _file(
 ) -> tuple[Status, Path | None]:
     def attempt() -> tuple[Path, Transfer]:
         is_begun = resume and os.path.exists(f"{path}.tmp")
-        with ExitStack() as stack:
-
-            def sink_for(layout: Layout) -> FileSink:
-                if bare and layout.names != ["blob"]:
-                    raise CheckpointError(
-                        f"what {receiver.peer} offers are tensors, no blob; fetch it by "
-                        "download_file"
-                    )
-                return stack.enter_context(FileSink(path, layout, resume=resume, bare=bare))
-
-            def held(sink: FileSink) -> FileSink | None:
-                return sink if sink.resumed else None
-
-            remote = _opened(receiver, ref_id, options, digests=is_begun)
-            _copied(remote, sink_for, options, None, FileSink.finish, held)
+        with _opened(receiver, ref_id, options, digests=is_begun) as remote:
+            if bare and remote.layout.names != ["blob"]:
+                raise CheckpointError(
+                    f"what {remote.peer} offers are tensors, no blob; fetch it by download_file"
+                )
+            with FileSink(path, remote.layout, resume=resume, bare=bare) as sink:
+                if sink.resumed:
+                    remote.reuse(sink)
+                remote.deliver(sink, _Watch(sink, options).on_range)
+                remote.confirm()
+                sink.finish()
         return path, remote.cost
 
     return _status_of(attempt, options)
@@ -541,30 +534,10 @@ def _opened(
     *,
     eager: bool = True,
     digests: bool = False,
+    is_kept: bool = False,
 ) -> RemoteSource:
-    settings, signal = _settings_of(options), options.get("abort_signal")
-    token = _token_of(ref_id)
-    return RemoteSource(receiver, token, settings, signal, eager=eager, digests=digests)
-
-
-def _copied(
-    remote: RemoteSource,
-    sink_for: Callable[[Layout], SinkT],
-    options: DownloadOptions,
-    on_tensors: OnTensors | None,
-    finish: Callable[[SinkT], object] | None = None,
-    held: Callable[[SinkT], Source | None] | None = None,
-    wanted: Callable[[SinkT], Sequence[Range]] | None = None,
-) -> SinkT:
-    """Download into a sink, and report the progress to the caller."""
-    watch = _Watch(options.get("on_progress"), on_tensors)
-
-    def watched(layout: Layout) -> SinkT:
-        sink = sink_for(layout)
-        watch.begin(sink)
-        return sink
-
-    return download(remote, watched, watch.on_range, finish, held, wanted=wanted)
+    how, signal, token = _settings_of(options), options.get("abort_signal"), _token_of(ref_id)
+    return RemoteSource(receiver, token, how, signal, eager=eager, digests=digests, is_kept=is_kept)
 
 
 class _Watch:
@@ -573,14 +546,14 @@ class _Watch:
     It is no closure, which an error's traceback would keep with the tensors.
     """
 
-    def __init__(self, on_progress: OnProgress | None, on_tensors: OnTensors | None) -> None:
-        self._on_progress, self._on_tensors, self._done = on_progress, on_tensors, 0
-
-    def begin(self, sink: Sink) -> None:
+    def __init__(
+        self, sink: Sink, options: DownloadOptions, on_tensors: OnTensors | None = None
+    ) -> None:
+        self._on_progress, self._on_tensors = options.get("on_progress"), on_tensors
         self._sink: Any = sink
         self._missing = {spec.name: spec.nbytes for spec in sink.layout.tensors}
-        self._nbytes = sum(self._missing.values())
         self._empty = [name for name, nbytes in self._missing.items() if not nbytes]
+        self._done, self._nbytes = 0, sum(self._missing.values())
 
     def on_range(self, start: int, stop: int) -> None:
         self._done += stop - start

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Self, cast
 
 from flstream.errors import (
     AbortedError,
@@ -26,7 +26,7 @@ from flstream.errors import (
     ProtocolError,
     StreamingError,
 )
-from flstream.model.copy import copy, expect_fit, scatter
+from flstream.model.copy import expect_fit, scatter
 from flstream.model.layout import ALIGNMENT, Layout, parse_header
 from flstream.model.order import names_in_order
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
@@ -54,8 +54,6 @@ _MOST_KEPT_BYTES = 2 << 20
 Place = Callable[[int, int], Sequence[memoryview]]
 """Function that returns the views for the bytes of a range."""
 
-SinkT = TypeVar("SinkT", bound=Sink)
-
 
 class RemoteSource:
     """Ref on offer by a receiver's peer, as a source.
@@ -63,7 +61,16 @@ class RemoteSource:
     It is read once: from front to back with :meth:`read`, or in the order in which the frames come
     with :meth:`deliver`. The channel holds the sender back, so this side needs memory for one frame
     at most. A frame that is damaged is fetched again, and no other; after a connection that broke,
-    what is missing is. The receiver has its turn until it is closed, left or let go of.
+    what is missing is. The receiver has its turn until the source is closed, left or let go of.
+
+    A ``with`` block is a whole download: leaving it reports the end to the sender::
+
+        with RemoteSource(receiver, token, settings) as remote:
+            sink = MemoryBody.allocate(remote.layout)
+            remote.deliver(sink)
+
+    What is made durable in the block comes after :meth:`confirm`, since the sender is told after
+    it that this receiver has the body.
 
     Args:
         receiver: Receiving side of the channel.
@@ -260,7 +267,10 @@ class RemoteSource:
         return count
 
     def deliver(
-        self, sink: Sink, on_range: OnRange | None, wanted: Sequence[Range] | None = None
+        self,
+        sink: Sink,
+        on_range: OnRange | None = None,
+        wanted: Sequence[Range] | None = None,
     ) -> None:
         """Receive ranges of the body into a random access sink, frame by frame.
 
@@ -468,6 +478,22 @@ class RemoteSource:
     def __del__(self) -> None:
         self.leave()  # of a source that was let go of
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Report the end to the sender: a failure, also of the caller's code, or success."""
+        if error is not None:
+            self.fail(error)
+        elif self.is_kept:
+            self.leave()
+        else:
+            # The sender refuses bytes that are not its offer's, or late ones. Bytes that came in
+            # frames are sound even if the sender cannot be informed.
+            gone = ChannelClosedError, DeadlineError, AbortedError, ProtocolError
+            with suppress(*(() if self._direct else gone)):
+                self.close()
+
     def fail(self, error: BaseException) -> None:
         """Report the failure to the sender, unless the ref stays on offer."""
         is_ours = isinstance(error, FlstreamError)  # and not of a function of the user's
@@ -484,67 +510,6 @@ def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None
     sink.commit(start, stop)
     if on_range is not None:
         on_range(start, stop)
-
-
-def download(
-    remote: RemoteSource,
-    sink_for: Callable[[Layout], SinkT],
-    on_range: OnRange | None = None,
-    finish: Callable[[SinkT], object] | None = None,
-    held: Callable[[SinkT], Source | None] | None = None,
-    decode: Callable[[RemoteSource], Source] | None = None,
-    wanted: Callable[[SinkT], Sequence[Range]] | None = None,
-) -> SinkT:
-    """Copy a remote source into a sink, and report its end to the sender.
-
-    The sender is informed of every failure, also of one of a function that was given.
-
-    Args:
-        remote: The source.
-        sink_for: Makes the sink, given the layout of what is copied: the sender's, unless decoded.
-        on_range: Called with each range once it is in the sink, in any order.
-        finish: Called with the sink once it is filled, to make it durable. The sender is told that
-            this receiver has the snapshot after that only.
-        held: Returns a source that may have some of the bytes, given the sink, which it may be.
-        decode: Returns what is copied into the sink, given what is sent, which is read from front
-            to back; None for what is sent.
-        wanted: Returns the ranges of the body that the sink is for; None for all.
-
-    Returns:
-        The sink, filled and finished.
-
-    Raises:
-        StreamingError: The sender refused, fell silent, broke the protocol, is gone, or changed
-            what it offered.
-        LayoutError: The sink has another layout than the sender.
-        FlstreamError: The sink could not be made or written.
-    """
-    try:
-        body = remote if decode is None else decode(remote)
-        sink = sink_for(body.layout)
-        source = None if held is None else held(sink)
-        if source is not None:
-            remote.reuse(source)
-        if body is remote:
-            remote.deliver(sink, on_range, None if wanted is None else wanted(sink))
-        else:
-            copy(body, sink, on_range=on_range, origin=remote.peer)
-        if finish is not None or remote.is_kept:
-            remote.confirm()
-        if finish is not None:
-            finish(sink)
-    except BaseException as error:
-        remote.fail(error)
-        raise
-    if remote.is_kept:
-        remote.leave()
-        return sink
-    # The sender refuses bytes that are not its offer's, or late ones. Bytes that came in frames are
-    # sound even if the sender cannot be informed.
-    gone = ChannelClosedError, DeadlineError, AbortedError, ProtocolError
-    with suppress(*(() if remote.cost.direct else gone)):
-        remote.close()
-    return sink
 
 
 def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:

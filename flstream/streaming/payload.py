@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
@@ -28,10 +28,6 @@ from flstream.model.memory import Framework, MemoryBody, Params
 MAX_BYTES = 8 << 20  # of a message: room for about 50,000 named tensors
 NODE_BYTES = 9  # of the longest node, without its text or data; a sender counts so many for each
 MAX_DEPTH = 64
-# Int keys, and elements of sets that are no text: a peer can foresee their hashes. A million that
-# collide keep a dict busy for minutes, and so many for half a second.
-MAX_FORESEEABLE = 1 << 16
-MAX_ALIKE = 64  # keys or elements with one hash, which are all compared; powers of two come to 34
 
 TypeT = TypeVar("TypeT", bound=type)
 _Nodes = list[bool | int | float | str | Ext | None]
@@ -237,7 +233,7 @@ class _Walk:
         self.registry, self.tensors = registry, tensors
         self.nodes: list[Any] = []
         self.path: list[object] = []  # keys and indices, and steps of no name
-        self.room, self.foreseeable = MAX_BYTES, 0
+        self.room = MAX_BYTES
         self.seen: dict[object, Any] = {}  # tensors by name and code, or names by the tensor's id
 
     @property
@@ -273,7 +269,7 @@ class _Walk:
             # A copy, since another thread may change it meanwhile.
             items = list(value.items() if kind in _DICTS else enumerate(value))
             self.nodes.append(Ext(code, len(items).to_bytes(4, "little")))
-            self.check(kind, items)
+            _expect_keys(kind, items)
             for key, item in items:
                 if kind in _DICTS:
                     self.add(key)
@@ -319,21 +315,10 @@ class _Walk:
         for index in range(int.from_bytes(data, "little")):
             key = self.inside(None, self.take) if kind in _DICTS else index
             items.append((key, self.inside(key, self.take)))
-        self.check(kind, items)
+        _expect_keys(kind, items)
         return kind(items if kind in _DICTS else [item for _, item in items])
 
-    def check(self, kind: type, items: list[tuple[Any, Any]]) -> None:
-        """Refuse keys of a dict, or elements of a set, that are slow to hash."""
-        if kind in (list, tuple):
-            return
-        hashed = [key if kind in _DICTS else item for key, item in items]
-        if kind in _DICTS and not {type(key) for key in hashed} <= {str, int}:
-            raise TypeError("it has a key that is neither a str nor an int; make it one")
-        self.foreseeable += sum(type(key) not in (str, bytes) for key in hashed)
-        if self.foreseeable > MAX_FORESEEABLE:
-            raise ValueError(
-                f"with what is before, there are more than {MAX_FORESEEABLE} int keys, or elements "
-                "of sets that are no text; make them text, or send them as arrays"
-            )
-        if len(hashed) > MAX_ALIKE and max(Counter(map(hash, hashed)).values()) > MAX_ALIKE:
-            raise ValueError(f"it has more than {MAX_ALIKE} keys or elements with one hash")
+
+def _expect_keys(kind: type, items: list[tuple[Any, Any]]) -> None:
+    if kind in _DICTS and not {type(key) for key, _ in items} <= {str, int}:
+        raise TypeError("it has a key that is neither a str nor an int; make it one")

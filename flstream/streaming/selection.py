@@ -11,7 +11,7 @@ from flstream.errors import LayoutError, ProtocolError, RefusedError
 from flstream.model.copy import expect_fit
 from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody, Params
-from flstream.model.ties import find_ties
+from flstream.model.tensor_view import find_ties
 from flstream.streaming import wire
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.settings import StreamSettings

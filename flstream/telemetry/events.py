@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from operator import or_
+from operator import add, or_
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -67,8 +67,7 @@ class Transfer(msgspec.Struct, frozen=True):
 
     def __add__(self, other: Transfer) -> Transfer:
         """Return the sum of two costs, of transfers one after the other."""
-        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return Transfer(*map(sum, pairs))
+        return Transfer(*map(add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 def default_site_names(count: int) -> list[str]:

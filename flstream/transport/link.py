@@ -20,8 +20,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
 from itertools import chain, takewhile
 from typing import Literal
 
@@ -329,29 +328,3 @@ class LinkRelay:
             poll.register(fd, event)
         poll.poll(None if until == math.inf else max(until - now, 0.0) * 1e3)
         return True
-
-
-@contextmanager
-def emulated_pipe(
-    first: str, second: str, link: NetworkLink, *, seed: int = 0
-) -> Iterator[tuple[Channel, Channel]]:
-    """Make two connected channels with an emulated link between them.
-
-    What the second sends goes up the link, and what it receives comes down.
-
-    Args:
-        first: Name of the process at one end, such as the server.
-        second: Name of the process at the other end: the site, whose link it is.
-        link: The link.
-        seed: Seed of what is random.
-
-    Yields:
-        The end of ``first``, and that of ``second``.
-    """
-    ours, theirs = socket.socketpair()
-    with (
-        closing(LinkRelay({second: link}, seed, second)) as relay,
-        closing(relay.channel(theirs, first, first)) as site,
-        closing(Channel(ours, second, buffer=SMALL_BUFFER)) as server,
-    ):
-        yield server, site

@@ -45,7 +45,7 @@ def run_code(
     except BaseException as error:
         log_traceback(error)
         folder = f"{info.sites_folder}/{site}"
-        reason = sentence(error, source) + explain_path(error, info.job_folder, folder)
+        reason = sentence(error, source) + explain_path(error, str(info.job.folder), folder)
         failure = CodeFailure(reason)
     if os.getpid() != pid:
         os._exit(0 if failure is None else 1)

@@ -33,7 +33,7 @@ from typing import Literal
 
 import msgspec
 
-from flstream.runs.site_states import StateVersion
+from flstream.runs.results import StateVersion
 from flstream.telemetry.events import Transfer
 
 TaskKind = Literal["train", "evaluate", "submit_model"]
@@ -324,13 +324,10 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         effect: Number of the effect whose task is answered.
         sites: In the order of the task. Of several, updates are inline.
-        copied: Bytes of a mapped model's pages that training wrote to, each of which was then
-            copied; 0 for a model that was not mapped, or is small.
     """
 
     effect: int
     sites: list[SiteAnswer]
-    copied: int = 0
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):

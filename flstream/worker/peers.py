@@ -21,8 +21,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource, naming
 from flstream.aggregation.walk import fold_updates
-from flstream.codecs.chain import chain_of
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm, chain_of
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
@@ -172,7 +171,8 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         FlstreamError: The model cannot be made, or the server is gone.
     """
     base, info = FileSource(Path(task.base)), peers.info
-    form = UpdateForm(base, chain_of(info.codecs_up))
+    codecs = info.job.streaming.codecs
+    form = UpdateForm(base, chain_of(codecs.of_updates))
     unchanged = {answer.site for answer, _ in task.updates}
     remotes: dict[str, RemoteBody] = {}
     reported = time.monotonic()
@@ -222,7 +222,7 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         task.rule,
         task.optimizer,
         state,
-        chain_of(info.codecs_down),
+        chain_of(codecs.of_models),
         base,
     )
     keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, partial(on_range, 0))

@@ -174,7 +174,7 @@ class RankTurns:
     def __init__(self, ranks: RankStore, info: WorkerInfo) -> None:
         assert info.site is not None  # a command is of a site's own worker
         self.place = ranks.place
-        self.optimizer_state = info.optimizer_state
+        self.optimizer_state = info.job.train.optimizer_state
         self._ranks, self._info = ranks, info
         self._turn: RankTurn | None = None
         self._site: SiteContext | None = None

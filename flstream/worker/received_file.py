@@ -9,9 +9,7 @@ from flstream.errors import ClientError
 from flstream.model.checkpoint import BodyFile, FileSource, file_to_overwrite
 from flstream.model.copy import copy
 from flstream.model.descriptors import open_to_write
-from flstream.model.source import Scratch, Source, view_of
-
-_STEP = 1 << 20
+from flstream.model.source import Source
 
 
 class ReceivedFile:
@@ -44,13 +42,9 @@ class ReceivedFile:
                 "go on with --resume"
             )
         file = BodyFile(str(self._path), open_to_write(self._path, keep=True))
-        scratch = Scratch()
         try:
-            for spec in part.layout.tensors:
-                at = file.layout.by_name[spec.name].start - spec.start
-                for start in range(spec.start, spec.stop, _STEP):
-                    stop = min(start + _STEP, spec.stop)
-                    file.write(at + start, view_of(part, start, stop, scratch))
+            for name in part.layout.by_name:
+                file.write_tensor(name, part)
         finally:
             file.close()
 

@@ -17,7 +17,7 @@ from flstream.client.session import Session, decline, enter, knows_task
 from flstream.client.site_folder import enter_work_folder
 from flstream.errors import ClientError
 from flstream.job.code import check, load, make
-from flstream.worker.code import LearnerCode
+from flstream.telemetry.events import EVALUATOR
 from flstream.worker.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed
 from flstream.worker.site_turn import SiteTurn
@@ -49,20 +49,19 @@ def with_facts(
     return {name: fact for name, fact in facts.items() if name in wanted} | dict(arguments)
 
 
-def serve_learner(worker: Worker, code: LearnerCode) -> None:
-    """Execute tasks with one learner until the server stops the worker.
-
-    Args:
-        worker: The worker.
-        code: The learner's class and arguments.
-    """
-    info, named = worker.info, code.named
+def serve_learner(worker: Worker) -> None:
+    """Execute tasks with one learner until the server stops the worker."""
+    info = worker.info
+    named, args = info.job.train.learner, info.job.train.args
+    assert named is not None
+    assert not isinstance(args, str)  # refused for a learner
+    key = "evaluate.learner" if info.name == EVALUATOR else "train.learner"
     try:
         # Draws that sites share are the same in each process.
-        seed_everything(start_seed(info.seed, ""))
-        facts = {"sites": info.clients, "seed": info.seed}
-        learner: Any = make(named, with_facts(load(named), code.arguments, facts))
-        check(learner, f"{code.key} {named}", Trains, Evaluates)
+        seed_everything(start_seed(info.job.seed, ""))
+        facts = {"sites": info.clients, "seed": info.job.seed}
+        learner: Any = make(named, with_facts(load(named), args, facts))
+        check(learner, f"{key} {named}", Trains, Evaluates)
     except BaseException as error:
         log_traceback(error)
         worker.send(Failed("", 0, sentence(error, _source(named))))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import runpy
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from flstream.client.received_values import NO_MODEL
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter
 from flstream.client.site_folder import enter_work_folder
-from flstream.worker.code import ScriptCode
+from flstream.job import Job
 from flstream.worker.code_errors import CodeFailure, run_code
 from flstream.worker.site_turn import SiteTurn
 from flstream.worker.turns import SiteTurns, serve_turns
@@ -25,18 +28,12 @@ _TAIL_BYTES = 4096
 _UNANSWERED = "{name} ended without answering the task; send() an FLModel for each task"
 
 
-def serve_own_site(worker: Worker, script: ScriptCode) -> None:
-    """Run the script once, in a site's own process; the script asks for tasks.
-
-    Args:
-        worker: The worker.
-        script: The script and its arguments.
-    """
-    sys.path.insert(0, str(script.path.parent))
+def serve_own_site(worker: Worker) -> None:
+    """Run the script once, in a site's own process; the script asks for tasks."""
     turns = SiteTurns(worker)
     while True:
         session = Session(turns)
-        failure = run_script(session, worker.info, script.path, _words(script, worker, session))
+        failure = run_script(session, worker.info)
         if failure is None or not session.has_declined:
             break
         # The task is answered, and the next one may be another kind.
@@ -44,16 +41,11 @@ def serve_own_site(worker: Worker, script: ScriptCode) -> None:
         turns.fail(failure)
 
 
-def serve_sites(worker: Worker, script: ScriptCode) -> None:
+def serve_sites(worker: Worker) -> None:
     """Run the script once for each site and task, until the server stops the worker.
 
     Imported modules stay in memory from one run of the script to the next; its variables do not.
-
-    Args:
-        worker: The worker.
-        script: The script and its arguments.
     """
-    sys.path.insert(0, str(script.path.parent))
     worker.ready()
     worker.expect_imports()
     imported = False
@@ -61,7 +53,7 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     def run(turns: SiteTurns, turn: SiteTurn) -> CodeFailure | None:
         nonlocal imported
         session = Session(turns, turn)
-        failure = run_script(session, worker.info, script.path, _words(script, worker, session))
+        failure = run_script(session, worker.info)
         # The script's functions and variables refer to each other in cycles, so its model would
         # stay in memory beside the next one.
         gc.collect()
@@ -74,34 +66,68 @@ def serve_sites(worker: Worker, script: ScriptCode) -> None:
     serve_turns(worker, run)
 
 
-def _words(code: ScriptCode, worker: Worker, session: Session) -> list[str]:
-    return code.words(worker.info.site_args.get(session.site, {}))
+def script_words(job: Job, site: str) -> list[str]:
+    """Return the words of the script's command line at a site.
+
+    Arguments of the site alone take the place of others of their name.
+    """
+    args, own = job.train.args, job.clients.args.get(site, {})
+    if isinstance(args, str):
+        return [*shlex.split(args), *command_line(own)]
+    return command_line({**args, **own})
+
+
+def command_line(args: Mapping[str, Any]) -> list[str]:
+    """Return a script's arguments as the words of a command line.
+
+    Args:
+        args: Values by name. True gives ``--key`` alone, False and None give nothing, a list gives
+            ``--key a b``; values other than strings are written as JSON.
+    """
+    words = []
+    for key, value in args.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        texts = list(map(_word, values))
+        if len(texts) == 1 and texts[0].startswith("-"):
+            words.append(f"--{key}={texts[0]}")  # which argparse would take for another option
+        else:
+            words += [f"--{key}", *texts]
+    return words
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def run_script(
-    session: Session, info: WorkerInfo, script: Path, words: Sequence[str]
+    session: Session, info: WorkerInfo, words: Sequence[str] | None = None
 ) -> CodeFailure | None:
-    """Run a script as the interpreter does, in its site's working folder.
+    """Run the script as the interpreter does, in its site's working folder.
 
     Rank 0 of a site is to answer all tasks that its session has for it.
 
     Args:
         session: The session.
         info: Facts about the run and the worker.
-        script: Path of the script.
-        words: Words of its command line.
+        words: Words of the script's command line; None for those of the job.
 
     Returns:
         Why it failed; None if it did not.
     """
     enter(session)
-    site, sys.argv = session.site, [str(script), *words]
+    script, site = info.job.train.script, session.site
+    assert script is not None
+    sys.argv = [str(script), *(script_words(info.job, site) if words is None else words)]
+    if (folder := str(script.parent)) not in sys.path[:1]:
+        sys.path.insert(0, folder)
 
     def run() -> CodeFailure | None:
         with suppress(OSError):  # its tasks fail for the same reason
             enter_work_folder(info.sites_folder, site)
         # Until its first task, which has a seed of its own.
-        seed_everything(start_seed(info.seed, site))
+        seed_everything(start_seed(info.job.seed, site))
         try:
             runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:

@@ -41,21 +41,24 @@ class SiteChanges:
     Attributes:
         up: Filters of updates.
         down: Filters of received models.
+        has_base: Whether received models serve later ones as a base.
     """
 
     def __init__(self, info: WorkerInfo) -> None:
-        self.up, self.down = info.filters_up, info.filters_down
-        self._info = info
+        self.up, self.down = info.job.filters.up, info.job.filters.down
+        self._info, codecs = info, info.job.streaming.codecs
+        self._codecs_up, self._codecs_down = codecs.of_updates, codecs.of_models
+        self.has_base = self._codecs_down.needs_base
 
     @cached_property
     def update_codecs(self) -> CodecChain:
         """Codecs of updates."""
-        return chain_of(self._info.codecs_up)
+        return chain_of(self._codecs_up)
 
     @cached_property
     def model_codecs(self) -> CodecChain:
         """Codecs of received models."""
-        return chain_of(self._info.codecs_down)
+        return chain_of(self._codecs_down)
 
     @property
     def flaw_beside(self) -> str | None:
@@ -66,7 +69,7 @@ class SiteChanges:
 
     def keep_model(self, kind: TaskKind) -> bool:
         """Return whether a worker keeps a task's model as it was received."""
-        up, down = self._info.codecs_up, self._info.codecs_down
+        up, down = self._codecs_up, self._codecs_down
         if self.down or (down.needs_base and kind in ("train", "evaluate")):
             return True
         changes = any(spec.changes_numbers for spec in self.up)
@@ -77,7 +80,8 @@ class SiteChanges:
 
         Filters must find all tensors that they name in the model, too.
         """
-        include, exclude = self._info.include, self._info.exclude
+        section = self._info.job.aggregation
+        include, exclude = section.include, section.exclude
         selected: Collection[str] | None = None
         if include != [".*"] or exclude:
             selected = AggregationRule(include=include, exclude=exclude).selected(layout)

@@ -14,7 +14,8 @@ from pathlib import Path
 from flstream.errors import ClientError
 from flstream.model.descriptors import sync_directory
 from flstream.model.folder_content import folder_digest, remove_folder, sync_folder
-from flstream.runs.site_states import StateFolder, StateVersion, is_folder
+from flstream.runs.results import StateVersion
+from flstream.runs.site_states import StateFolder, is_folder
 from flstream.text import error_text, printable_path
 
 

@@ -28,7 +28,7 @@ from flstream.model.mapped import MappedModel
 from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
-from flstream.streaming.download import RemoteSource, download, layout_of_header
+from flstream.streaming.download import RemoteSource, layout_of_header
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.selection import ranges_of, selected_memory
 from flstream.telemetry.events import SERVER, Transfer
@@ -42,8 +42,6 @@ from flstream.worker.worker import Worker
 if TYPE_CHECKING:
     from flstream.client.session import Into, Place
 
-# Bytes of the smallest mapped model of which it matters how much is written to.
-_LEAST_LOOKED_AT = 16 << 20
 
 BodyT = TypeVar("BodyT", bound=MemoryBody | BodyFile)
 
@@ -71,6 +69,14 @@ def _as_sent(model: Source | None, coding: _Coding | None) -> Source | None:
     if model is None or coding is None:
         return model
     return coding.codec.encode(model, block=coding.codec.comparable_block)
+
+
+def _receive(remote: RemoteSource, model: Source, sink: MemoryBody | BodyFile) -> None:
+    """Receive a model, which is what is sent or decoded from it, into a sink."""
+    if model is remote:
+        remote.deliver(sink)
+    else:
+        copy(model, sink, origin=remote.peer)
 
 
 def received_model(
@@ -125,10 +131,9 @@ class TaskModel:
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
-        self._mapped: MappedModel | None = None
         self.worker = worker
         self._changes = worker.changes
-        self._framework = worker.info.exchange_format
+        self._framework = worker.info.job.train.exchange_format
         self._has_several_sites = len(task.sites) > 1
         # The last one that has received it.
         self._site: SiteContext | None = None
@@ -188,12 +193,10 @@ class TaskModel:
                     "receive(), or leave the codecs out"
                 )
             token, settings = task.bodies[MODEL], worker.info.streaming
-            remote = RemoteSource(worker.down, token, settings, eager=False, is_kept=True)
-            select = partial(
-                selected_memory, names=names, into=None, framework=framework, peer=remote.peer
-            )
-            sink = download(remote, select, wanted=ranges_of)
-            remote.leave()
+            with RemoteSource(worker.down, token, settings, eager=False, is_kept=True) as remote:
+                sink = selected_memory(remote.layout, names, None, framework, remote.peer)
+                remote.deliver(sink, wanted=ranges_of(sink))
+                remote.confirm()
             worker.received(task.effect, remote.cost)
         return {name: sink.tensors[name] for name in names}
 
@@ -233,12 +236,11 @@ class TaskModel:
         worker, offered = self.worker, self.worker.receive_late(self.task.effect)
         changed = site if offered.are_changes else None
         coding = self._coding(worker.down, offered.bodies, changed)
-        remote = RemoteSource(worker.down, offered.bodies[MODEL], worker.info.streaming)
-        body = download(
-            remote,
-            partial(MemoryBody.allocate, framework=self._framework),
-            decode=None if coding is None else coding.decode,
-        )
+        token, settings = offered.bodies[MODEL], worker.info.streaming
+        with RemoteSource(worker.down, token, settings) as remote:
+            model = remote if coding is None else coding.decode(remote)
+            body = MemoryBody.allocate(model.layout, self._framework)
+            _receive(remote, model, body)
         return body, remote.cost
 
     def take_late(self, body: MemoryBody, site: SiteContext) -> None:
@@ -261,13 +263,6 @@ class TaskModel:
             ReceivedFile(site.state_dir).begin(model)
         else:
             ReceivedFile(site.state_dir).take(model)
-
-    def copied_bytes(self) -> int:
-        """Return the written bytes of a mapped model, and release the mapping."""
-        mapped, self._mapped = self._mapped, None
-        if mapped is None or mapped.layout.nbytes < _LEAST_LOOKED_AT or self.task.kind != "train":
-            return 0
-        return mapped.written_bytes()
 
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
@@ -312,7 +307,7 @@ class TaskModel:
                 raise StreamingError(f"the model did not arrive: {self._failure}")
             raise self._failure
         assert self.kept is not None
-        is_base = self.worker.info.codecs_down.needs_base and self.task.parts is None
+        is_base = self._changes.has_base and self.task.parts is None
         if is_base and not self.task.mapped:
             self.worker.base = self.task.model, self.kept
         return self.kept
@@ -334,10 +329,12 @@ class TaskModel:
                     are_changes = task.parts is not None and task.parts.are_changes
                     changed = self._site if are_changes else None
                     coding = self._coding(receiver, task.bodies, changed)
-                    remote = self._remote(receiver, coding)
-                    decode = None if coding is None else coding.decode
-                    held = partial(self._held, seen, coding)
-                    body: BodyT = download(remote, sink_for, held=held, decode=decode)
+                    remote = stack.enter_context(self._remote(receiver, coding))
+                    model = remote if coding is None else coding.decode(remote)
+                    body: BodyT = sink_for(model.layout)
+                    if (held := self._held(seen, coding, body)) is not None:
+                        remote.reuse(held)
+                    _receive(remote, model, body)
                 break
             except StreamingError:
                 if task.host is None:
@@ -361,9 +358,9 @@ class TaskModel:
         lossy = codecs.lossy if changed is None else codecs.changes
         if lossy is None or LAYOUT not in bodies:
             return None
-        header = download(
-            RemoteSource(receiver, bodies[LAYOUT], self.worker.info.streaming), MemoryBody.allocate
-        )
+        with RemoteSource(receiver, bodies[LAYOUT], self.worker.info.streaming) as remote:
+            header = MemoryBody.allocate(remote.layout)
+            remote.deliver(header)
         text = b"".join(header.views(0, header.layout.nbytes))
         base = None if changed is None else ReceivedFile(changed.state_dir).source()
         return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits), base)
@@ -399,19 +396,14 @@ class TaskModel:
         worker = self.worker
         # No model is expected in memory soon.
         worker.memory.release()
-        remote = RemoteSource(worker.down, self.task.bodies[MODEL], worker.info.streaming)
-        try:
+        token, settings = self.task.bodies[MODEL], worker.info.streaming
+        with RemoteSource(worker.down, token, settings) as remote:
             file = remote.take_file()
             if file is None:
                 raise RefusedError("the server has not handed over the model's checkpoint")
             model = MappedModel(file.fd, "the checkpoint that the server has handed over")
             if model.layout != remote.layout:
                 raise CheckpointError("the server has handed over a checkpoint of other tensors")
-        except BaseException as error:
-            remote.fail(error)
-            raise
-        remote.close()
-        self._mapped = model
         self._take(model.layout)
         worker.received(self.task.effect, Transfer(reused=model.layout.nbytes))
         return model
@@ -433,7 +425,7 @@ class TaskModel:
                     f"the workflow sends {names[0]!r} beside the model, which {flaw} pass over; "
                     "leave them out, or take another workflow"
                 )
-            has_alias = self.worker.info.alias is not None
+            has_alias = self.worker.info.job.train.alias is not None
             self.joined = JoinedBodies(names, layout, has_alias=has_alias)
             self.joint, self.layout = layout, self.joined.model
         return self.joined

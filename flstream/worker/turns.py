@@ -60,7 +60,7 @@ class SiteTurns:
     def __init__(self, worker: Worker, ranks: RankStore | None = None) -> None:
         self.worker = worker
         self.place = RankPlace() if ranks is None else ranks.place
-        self.optimizer_state = worker.info.optimizer_state
+        self.optimizer_state = worker.info.job.train.optimizer_state
         self._ranks = ranks
         self._model: TaskModel | None = None
         self._sites: deque[SiteTask] = deque()
@@ -176,7 +176,7 @@ class SiteTurns:
         """Send the answers of the task; wait until the server has used their tensors."""
         assert self._model is not None
         model, task, answers = self._model, self._model.task, self._answers
-        self._is_delivered, copied, ref = True, model.copied_bytes(), None
+        self._is_delivered, ref = True, None
         if update is not None:
             place: OfferedUpdate | WrittenUpdate
             if task.folder:
@@ -193,7 +193,7 @@ class SiteTurns:
                 ref = self.worker.offer(update, encoder)
                 place = OfferedUpdate(ref.token)
             answers = [structs.replace(answers[0], update=place)]
-        self.worker.send(Answered(task.effect, answers, copied))
+        self.worker.send(Answered(task.effect, answers))
         if ref is not None and not (outcome := ref.wait()).ok:
             print(
                 f"flstream: the update of round {task.round} was not used ({answers[0].site}): "

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from flstream.client.learner import SiteContext, TimeLeft
-from flstream.job.bodies import OptimizerState
-from flstream.job.codecs import CodecPlan
-from flstream.job.filters import FilterSection
-from flstream.job.link import NetworkLink
-from flstream.job.model_section import BaseSection
-from flstream.model.memory import Framework
+from flstream.job import Job
 from flstream.streaming.settings import StreamSettings
 from flstream.worker.messages import SiteTask, Task
 
@@ -25,56 +20,25 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name of the worker: its site's name, or ``worker-1`` and so on.
-        site: Name of the site whose own worker it is; None for a worker that sites share.
-        index: Place of that site among all sites, from 0; None likewise.
-        job: Name of the job.
-        clients: Number of sites in the job.
-        rounds: Number of rounds in the job.
-        seed: Seed of the job.
+        job: The job; of the evaluator, its own one.
+        clients: Number of sites in the run.
         sites_folder: Path of the folder that holds each site's folder.
-        job_folder: Path of the job file's folder.
-        gpus: Value of CUDA_VISIBLE_DEVICES for the worker; None to leave it as it is.
-        site_args: Arguments of one site alone, by site.
-        model_args: Arguments of the model's factory.
-        alias: Whose names the training code may import; None for nobody's.
-        exchange_format: Kind of values that training code receives.
         streaming: Settings with which models are fetched.
-        include: Regular expressions of the names of tensors that are aggregated; see
-            :class:`flstream.job.sections.AggregationSection`.
-        exclude: Regular expressions of the names of tensors that are not aggregated.
-        optimizer_state: Value of ``train.optimizer_state``.
-        filters_up: Filters of updates.
-        filters_down: Filters of received models.
-        codecs_up: Codecs of updates.
-        codecs_down: Codecs of received models.
-        links: Emulated links of its sites by name; empty where none are emulated.
-        base: The base of the sites' models; None without one.
+        site: Name of the site whose own worker it is; None for a worker that sites share.
+        gpus: Value of CUDA_VISIBLE_DEVICES for the worker; None to leave it as it is.
     """
 
     name: str
-    site: str | None
-    index: int | None
-    job: str
+    job: Job
     clients: int
-    rounds: int
-    seed: int
     sites_folder: str
-    job_folder: str
-    gpus: str | None
-    site_args: dict[str, dict[str, Any]]
-    model_args: dict[str, Any]
-    alias: Literal["nvflare"] | None
-    exchange_format: Framework
     streaming: StreamSettings
-    include: list[str]
-    exclude: list[str]
-    optimizer_state: OptimizerState | None = None
-    filters_up: list[FilterSection] = []
-    filters_down: list[FilterSection] = []
-    codecs_up: CodecPlan = CodecPlan()
-    codecs_down: CodecPlan = CodecPlan()
-    links: dict[str, NetworkLink] = {}
-    base: BaseSection | None = None
+    site: str | None = None
+    gpus: str | None = None
+
+    def args_of(self, site: str) -> dict[str, Any]:
+        """Return the arguments of one site alone."""
+        return self.job.clients.args.get(site, {})
 
     def context(self, task: Task, site: SiteTask, state_dir: Callable[[], Path]) -> SiteContext:
         """Return a site's part of a task as training code sees it.
@@ -89,12 +53,12 @@ class WorkerInfo(msgspec.Struct, frozen=True):
             index=site.index,
             round=task.round,
             seed=site.seed,
-            job=self.job,
+            job=self.job.name,
             clients=self.clients,
             total_rounds=task.total_rounds,
             folder=f"{self.sites_folder}/{site.site}",
-            args=self.site_args.get(site.site, {}),
-            model_args=self.model_args,
+            args=self.args_of(site.site),
+            model_args=self.job.model.args,
             _state_dir=state_dir,
             deadline=_deadline(site),
         )
@@ -105,19 +69,22 @@ class WorkerInfo(msgspec.Struct, frozen=True):
         Args:
             context: The site in a task; None before the first one of its own worker.
         """
-        site = self.site if context is None else context.name
+        job, site = self.job, self.site if context is None else context.name
+        index = None if context is None else context.index
+        if context is None and site is not None:
+            index = job.clients.site_names.index(site)
         return {
             "site_name": site,
-            "site_index": self.index if context is None else context.index,
-            "job_name": self.job,
-            "job_id": self.job,
+            "site_index": index,
+            "job_name": job.name,
+            "job_id": job.name,
             "clients": self.clients,
-            "total_rounds": self.rounds,
-            "seed": self.seed,
+            "total_rounds": job.planned_rounds,
+            "seed": job.seed,
             "site_dir": f"{self.sites_folder}/{site}",
-            "job_dir": self.job_folder,
-            "site_args": dict(self.site_args.get(site or "", {})),
-            "model_args": dict(self.model_args),
+            "job_dir": str(job.folder),
+            "site_args": dict(self.args_of(site or "")),
+            "model_args": dict(job.model.args),
         }
 
 

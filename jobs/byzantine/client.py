@@ -39,16 +39,19 @@ def my_data():
     return images[mine], taught, images[unseen], labels[unseen]
 
 
-def train(net, images, labels):
+def train(net, images, labels, control):
     """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
     net.train()
     optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=args.momentum)
     for _ in range(args.epochs):
         losses = []
         for batch in torch.randperm(len(labels)).split(args.batch_size):
-            loss = cross_entropy(net(images[batch]), labels[batch])
+            # The term is 0 unless the workflow asks for it, as FedProx does.
+            loss = cross_entropy(net(images[batch]), labels[batch]) + flare.proximal_term(net)
             optimizer.zero_grad()
             loss.backward()
+            if control:
+                control.correct()
             optimizer.step()
             losses.append(loss.item())
     return sum(losses) / len(losses)
@@ -77,11 +80,15 @@ flare.init()
 images, labels, unseen_images, unseen_labels = my_data()
 
 while flare.is_running():
-    flare.receive(into=net)  # the bytes go straight into the network's own parameters
+    model = flare.receive(into=net)  # the bytes go straight into the network's own parameters
     if flare.is_evaluate():
         metrics = {"accuracy": accuracy(net, unseen_images, unseen_labels)}
         flare.send(flare.FLModel(metrics=metrics, meta={"num_examples": len(unseen_labels)}))
     else:
         received = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        metrics, meta = {"loss": train(net, images, labels)}, {"num_examples": len(labels)}
+        # With SCAFFOLD alone, a control comes along with the model.
+        control = flare.ScaffoldControl(net, model) if "control" in model.meta else None
+        metrics, meta = {"loss": train(net, images, labels, control)}, {"num_examples": len(labels)}
+        if control:
+            meta["control"] = control.difference(args.lr)
         flare.send(flare.FLModel(params=attacked(net, received), metrics=metrics, meta=meta))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from flstream.aggregation.fold_rule import GroupUpdate, TensorGroup
 from flstream.aggregation.low_rank import Factors, residual_shapes
-from flstream.aggregation.tensor_fold import GroupUpdate, TensorGroup
 from flstream.errors import LayoutError, UpdateRefusedError
 from flstream.model.lora import layer_in_base, lora_pairs
 from flstream.workflows.fedex import FedEx

@@ -10,8 +10,8 @@ import torch
 from folding import MemorySink, fold, sent
 
 from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.methods import OwnRule
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer, state_layout
-from flstream.aggregation.own_rule import OwnRule
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import AggregationError, LayoutError, WorkflowError
 from flstream.model.joined import ZeroSource, joint_layout

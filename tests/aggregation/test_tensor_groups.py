@@ -11,8 +11,8 @@ import torch
 from folding import MemorySink, sent
 
 from flstream.aggregation import tensor_groups
+from flstream.aggregation.fold_rule import TensorFold
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.tensor_fold import TensorFold
 from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, MisfitError, UpdateRefusedError, WorkflowError

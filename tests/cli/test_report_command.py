@@ -84,6 +84,11 @@ def test_a_folder_of_runs_is_compared_by_a_key_and_shows_nothing_of_hidden_folde
         page = (tmp_path / "comparison.html").read_text()
         assert "2 runs side by side" in page
         assert "one-1" not in page
+    (tmp_path / "more").mkdir()
+    a_run(tmp_path / "more" / "third")
+    done = flstream_here("report", "runs", "more", "-o", "all.html")
+    assert (done.returncode, done.stdout) == (0, "all.html\n"), done.stderr
+    assert "3 runs side by side" in (tmp_path / "all.html").read_text()
     done = flstream_here("report", "runs", "--group-by", "workflow[0].typ")
     assert done.returncode == 2
     assert "did you mean workflow[0].type?" in done.stderr
@@ -94,9 +99,10 @@ def test_a_folder_of_runs_is_compared_by_a_key_and_shows_nothing_of_hidden_folde
     ("words", "message"),
     [
         (("job",), "job is not a run directory, and no run lies below it"),
+        (("one", "job"), "job is not a run directory, and no run lies below it"),
         (
-            ("one", "job"),
-            "job is not a run directory: it has neither events.jsonl nor summary.json",
+            ("one", "mine.html"),
+            "mine.html is not a run directory: it has neither events.jsonl nor summary.json",
         ),
         (("one", "-o", "mine.html"), "mine.html was not made by flstream report"),
         ((), "Missing argument 'RUN'"),

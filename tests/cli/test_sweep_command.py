@@ -28,7 +28,7 @@ train.args { lr = 1 }
 
 def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, write_job, tmp_path):
     """Ctrl-C in the second run: nobody is trained twice, and no process is left."""
-    path = write_job("import pause; pause.once()", TEXT)
+    path = write_job("import pause; pause.once(); model.params['weight'] += 1", TEXT)
     (path.parent / "pause.py").write_text(PAUSE)
     words = ("sweep", path, "--vary", "train.args.lr=1,2", "--run-dir", "swept")
     process = started(*words, cwd=tmp_path)
@@ -60,6 +60,7 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, wr
         (["--vary", "lr"], "key=value,value"),
         (["--vary", "train.args.lr=1", "--vary", "train.args.lr=2"], "varied twice"),
         (["--vary", "lr=0.1,0.2"], "train.args.lr"),
+        (["--vary", "rounds=1,2", "--set", "rounds=3"], "--set rounds=3 gives rounds, too"),
         (["--vary", "rounds=none"], "rounds"),
         (["--seeds", "0"], "--seeds"),
         (["--parallel", "x"], "--parallel"),
@@ -88,3 +89,19 @@ def test_runs_are_listed_with_how_to_resume_them(flstream_here, write_job, tmp_p
     none = flstream_here("runs", path.parent)
     assert none.returncode == 2
     assert "no run lies below" in none.stderr
+
+
+@pytest.mark.usefixtures("_without_pages")
+def test_what_runs_of_a_sweep_warn_of_is_said_once_with_their_names(flstream_here, write_job):
+    path = write_job("pass", TEXT)
+    done = flstream_here("sweep", path, "--vary", "rounds=1,2", "--run-dir", "swept")
+    assert (done.returncode, done.stderr.count("warning")) == (0, 1)
+    assert "warning: rounds=1,seed=7, rounds=2,seed=7: in round 1, the updates" in done.stderr
+
+
+@pytest.mark.usefixtures("_without_pages")
+def test_a_long_name_leaves_room_for_what_became_of_a_run(flstream_here, write_job):
+    path, name = write_job(text=TEXT), "all/" + "long-" * 20
+    flstream_here("simulate", path, "--run-dir", name, "-q")
+    head = flstream_here("runs", "all").stdout.splitlines()[1].split()
+    assert {"run", "status", "rounds"} <= {*head}

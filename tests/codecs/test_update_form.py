@@ -5,8 +5,7 @@ import pytest
 from support import tensor
 
 from flstream.aggregation.update import Reading, UpdateSource
-from flstream.codecs.chain import CodecChain, chain_of
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import CodecChain, UpdateForm, chain_of
 from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSection
 from flstream.model.layout import Layout

@@ -6,7 +6,7 @@ import pytest
 
 from flstream.errors import UsageError
 from flstream.job import code
-from flstream.worker.code import LearnerCode, ScriptCode, train_code
+from flstream.worker.run_script import script_words
 
 LEARNS = 'name = a, rounds = 1, clients.count = 1, model.factory = "model:build"\n'
 TWO = 'clients { count = null, names = [a, "b.c"], args { a { data = "a.csv", fast = true }, '
@@ -30,17 +30,15 @@ def learner(folder):
 )
 def test_a_script_gets_its_arguments_as_a_command_line(load, reloaded, folder, args, words):
     job = load(f"train.args = {args}")
-    code = train_code(job.train)
-    assert isinstance(code, ScriptCode)
-    assert (code.path, code.words({})) == (folder / "client.py", words.split("|"))
+    assert job.train.script == folder / "client.py"
+    assert script_words(job, "site-1") == words.split("|")
     assert reloaded(job) == job
 
 
 def test_a_sites_arguments_follow_those_of_all_or_take_their_place(load):
     job = load(f'{TWO} "b.c" {{ lr = 2 }} }} }}, train.args {{ lr = 1, fast = false }}')
-    words = train_code(job.train).words
-    assert words(job.clients.args["a"]) == ["--lr", "1", "--fast", "--data", "a.csv"]
-    assert words(job.clients.args["b.c"]) == ["--lr", "2"]
+    assert script_words(job, "a") == ["--lr", "1", "--fast", "--data", "a.csv"]
+    assert script_words(job, "b.c") == ["--lr", "2"]
     assert job.clients.site_names == job.clients.worker_names == ["a", "b.c"]
     assert load(TWO + "} }", "clients.parallel=1").clients.worker_names == ["worker-1"]
 
@@ -71,7 +69,7 @@ def test_the_arguments_of_sites_may_be_a_table(load, reloaded, mistakes, folder)
 @pytest.mark.parametrize("named", ["mine:Digits", "./mine.py:Digits"])
 def test_a_learner_is_found_beside_the_job_file(load, reloaded, learner, named):
     job = load(f'train {{ learner = "{named}", args.lr = 0.5 }}', base=LEARNS)
-    assert train_code(job.train) == LearnerCode(f"{learner}:Digits", {"lr": 0.5})
+    assert (job.train.learner, job.train.args) == (f"{learner}:Digits", {"lr": 0.5})
     assert job.train.source == learner
     assert reloaded(job) == job
     installed = load('train.learner = "flstream.client:Learner"', base=LEARNS)
@@ -130,8 +128,5 @@ def test_a_program_is_beside_the_interpreter_on_the_path_or_beside_the_job_file(
         path.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(folder / "here" / "python"))
     monkeypatch.setenv("PATH", str(folder / "there"))
-    code = train_code(load(f'train.command = "{command}"').train)
-    assert isinstance(code, ScriptCode)
     due = words.format(python=sys.executable, folder=folder).split("|")
-    assert code.command is not None
-    assert list(code.command) == due
+    assert load(f'train.command = "{command}"').train.command_words == due

@@ -343,17 +343,6 @@ def test_what_is_written_stays_in_this_process(path):
     assert mapped(path).tensors("pytorch")["large"].ne(3).any()
 
 
-def test_pages_that_were_written_to_are_counted_and_those_that_were_read_are_not(tmp_path):
-    path = tmp_path / "model.safetensors"
-    write_checkpoint(path, MemoryBody.of({"w": torch.zeros(4 * MIB)}))
-    model = mapped(path)
-    weights = model.tensors("pytorch")["w"]
-    assert weights.sum() == 0
-    assert model.written_bytes() == 0
-    weights[: 2 * MIB] += 1
-    assert 8 * MIB <= model.written_bytes() <= 8 * MIB + 2 * mmap.PAGESIZE
-
-
 def refused(place, match, flags=os.O_RDONLY):
     with opened(place, flags) as fd, pytest.raises(CheckpointError, match=match):
         MappedModel(fd, "the checkpoint")

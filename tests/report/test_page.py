@@ -325,6 +325,25 @@ def test_runs_that_differ_in_their_seed_alone_are_a_mean_with_its_spread(tmp_pat
     assert page.by_name["seed"] == ["1", "2", "3"]
 
 
+def test_a_key_that_follows_the_seed_tells_no_groups_apart_and_a_mean_ends_with_its_first_run(
+    tmp_path,
+):
+    runs = []
+    for number, run in enumerate(swept(tmp_path, 4)):
+        record = read_run(run)
+        settings = record.summary.settings
+        settings = {**settings, "train.args.split_seed": settings["seed"]}
+        metrics = record.summary.metrics[: 2 if number == 0 else None]
+        summary = replace(record.summary, settings=settings, metrics=metrics)
+        (run / "summary.json").write_text(summary.to_json())
+        runs.append(read_run(run, is_one_of_many=True))
+    page = Page(run_page(runs))
+    assert {"lr=0.1", "lr=1.0"} <= page.by_name.keys()
+    ends = [row["round"] for row in runs[0].summary.metrics]
+    line, *_ = re.findall(r'data-name="lr=0.1, mean of 2 runs" d="M([^"]*)"', page.source)
+    assert [float(point.split()[0]) for point in line.split("L")] == ends
+
+
 def swept(folder, count, rates=("0.1", "1.0")):
     """Run directories that differ in a rate and in their seed."""
     paths = []

@@ -13,9 +13,8 @@ from flstream.report.run_record import read_run
 from flstream.report.timeline import timeline
 from flstream.runs.history import History
 from flstream.runs.journal import Journal
+from flstream.runs.results import FoldResult, TaskCost, TrainResult
 from flstream.runs.summary import summarize
-from flstream.server.round_totals import FoldResult
-from flstream.server.training import TaskCost, TrainResult
 from flstream.telemetry.events import AnyEvent, ModelRecord, RunFinished, SiteFailed, Transfer
 
 STRAGGLED = "the round went on without it (stragglers.policy = percentage)"

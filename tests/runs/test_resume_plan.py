@@ -26,9 +26,9 @@ from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.runs.job_match import render_files
 from flstream.runs.journal import read_history
+from flstream.runs.results import StateVersion
 from flstream.runs.resume import final_summary, plan_resume, take_up
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.site_states import StateVersion
 from flstream.runs.summary import Summary, summarize
 from flstream.telemetry.event_log import EventLog, await_writer
 from flstream.telemetry.events import (

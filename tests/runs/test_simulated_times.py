@@ -6,9 +6,8 @@ import pytest
 from journal_support import record, run_started
 
 from flstream.runs.history import History
+from flstream.runs.results import FoldResult, NextResult, TaskCost, TrainResult
 from flstream.runs.simulated_times import OUTCOMES, SimulatedTimes, absence
-from flstream.server.round_totals import FoldResult
-from flstream.server.training import NextResult, TaskCost, TrainResult
 from flstream.telemetry.events import EffectDone, ModelRecord, Transfer
 
 SECOND = 1_000_000_000

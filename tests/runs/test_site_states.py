@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from flstream.errors import ResumeRefusedError, SimulationError
+from flstream.runs.results import StateVersion
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.site_states import (
     StateFolder,
-    StateVersion,
     check_states,
     discard_site_state_after,
     state_bytes,

@@ -15,8 +15,11 @@ def stopping(stop_when=None, patience=None, **args):
 
 def fed(job_end, *values, metric="accuracy"):
     """Feed one value a round, from round 1 on; return what each evaluation said about stopping."""
-    rounds = enumerate(values, start=1)
-    return [job_end.evaluated(number, {metric: value}).stop for number, value in rounds]
+    reasons = []
+    for number, value in enumerate(values, start=1):
+        job_end.evaluated(number, {metric: value})
+        reasons.append(job_end.reason)
+    return reasons
 
 
 NAN, INF = math.nan, math.inf
@@ -58,8 +61,8 @@ def test_patience_looks_at_the_key_metric_in_its_direction():
     assert fed(job_end, 3, 2, 1, metric="loss") == [None] * 3
     assert job_end.best == (3, 1.0)
     job_end.evaluated(4, {"loss": 1.5, "accuracy": 1})
-    verdict = job_end.evaluated(5, {"loss": 1.2, "accuracy": 2})
-    assert verdict.stop == "loss has not improved on 1 of round 3 for 2 evaluations"
+    job_end.evaluated(5, {"loss": 1.2, "accuracy": 2})
+    assert job_end.reason == "loss has not improved on 1 of round 3 for 2 evaluations"
 
 
 def test_the_first_reason_stays_and_a_round_evaluated_anew_counts_once():
@@ -67,10 +70,11 @@ def test_the_first_reason_stays_and_a_round_evaluated_anew_counts_once():
     assert len(set(fed(job_end, 0.95, 0.94, 0.1, 0.99))) == 1
     job_end = stopping(patience=2)
     for _ in range(5):
-        assert job_end.evaluated(1, {"accuracy": 0.9}).stop is None
-        assert job_end.evaluated(2, {"accuracy": 0.8}).stop is None
-    assert job_end.evaluated(3, {"accuracy": 0.8}).stop is not None
-    assert job_end.evaluated(2, {"accuracy": 0.8}).stop == job_end.reason
+        job_end.evaluated(1, {"accuracy": 0.9})
+        job_end.evaluated(2, {"accuracy": 0.8})
+        assert job_end.reason is None
+    job_end.evaluated(3, {"accuracy": 0.8})
+    assert job_end.reason is not None
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,19 @@ def test_the_first_reason_stays_and_a_round_evaluated_anew_counts_once():
 )
 def test_a_metric_that_no_site_reports_is_warned_of_once(stop_when, patience, metrics, starts):
     job_end = stopping(stop_when, patience)
-    warnings = job_end.evaluated(1, metrics).warnings
+    warnings = job_end.evaluated(1, metrics)
     assert len(warnings) == len(starts)
     for warning, start in zip(warnings, starts, strict=True):
         assert warning.startswith(start)
         assert f"(they report {', '.join(sorted(metrics)) or 'none'})" in warning
         assert ("did you mean accuracy?" in warning) == ("acuracy," in warning)
-    assert job_end.evaluated(2, metrics).warnings == ()
+    assert job_end.evaluated(2, metrics) == ()
+
+
+def test_a_key_metric_of_the_job_that_no_site_reports_is_warned_of_once():
+    job_end, metrics = stopping(key_metric="acuracy"), {"accuracy": 0.5, "loss": 1.0}
+    [warning] = job_end.evaluated(1, metrics)
+    assert warning.startswith("key_metric is acuracy, which is not among the metrics of round 1 (")
+    assert "no round is the best one; did you mean accuracy?" in warning
+    assert job_end.evaluated(2, metrics) == ()
+    assert stopping().evaluated(1, {"loss": 1.0}) == ()  # nobody has named accuracy

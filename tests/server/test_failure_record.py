@@ -1,10 +1,13 @@
 """A site that fails too often in a row is benched, and that follows from the journal alone."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.server.failures import FailureRecord, brief
+from flstream.server.collector import brief
+from flstream.server.fleet import Fleet
 
 
 @given(st.text(max_size=5000))
@@ -30,11 +33,11 @@ def test_a_reason_is_kept_as_it_is_unless_it_is_too_long_for_an_event(reason):
     ],
 )
 def test_so_many_failures_in_a_row_are_enough(most, rounds, benched):
-    record, found = FailureRecord(most), []
-    for failing, contributing in rounds:
-        before = list(record.benched)
-        record.failed(failing)
-        assert record.benched == before  # it counts once the round is settled
-        found.append(record.settle(contributing))
-    assert found == benched
-    assert record.benched == [site for each in benched for site in each]
+    clients = SimpleNamespace(site_names=["a", "b"], suspend_after=most)
+    fleet, asked = Fleet(SimpleNamespace(clients=clients, devices_come_and_go=False)), ["a", "b"]
+    for (failing, contributing), due in zip(rounds, benched, strict=True):
+        fleet.note_failures(failing)
+        assert fleet.sites == asked  # it counts once the round is settled
+        assert list(fleet.settle_failures(contributing)) == due
+        asked = [site for site in asked if site not in due]
+        assert fleet.sites == asked

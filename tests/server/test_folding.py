@@ -9,18 +9,18 @@ from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
-from flstream.codecs.chain import CodecChain
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import CodecChain, UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.aggregation_section import ServerOptimizerSection
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.runs.model_draft import model_draft
+from flstream.runs.results import TaskCost, TrainResult
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collected_updates import CollectedUpdate
-from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model
+from flstream.server.training import SiteTraining
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer
 
@@ -96,10 +96,11 @@ def fold(tmp_path, base):
     """Folds, and gives the model, its digest, and who was refused for what reason."""
 
     def fold(collected, least=1, sums=None, groups=(), on_range=lambda *_: None):
-        collector = ResultCollector("train round 1", SITES, least)
         model, there = Model(0, 0, "0" * 32), {each.answer.site: each for each in collected}
-        training = SimpleNamespace(
-            round=1, base=model, trained_from=model, bodies={}, collector=collector
+        answers = TrainResult(SITES, [1.0] * 4, [{}] * 4, [b""], [0] * 4, TaskCost())
+        tasks = dict.fromkeys(SITES)
+        training = SiteTraining(
+            None, {}, "", 1, None, model, tasks, least, None, 1.0, b"", result=answers
         )
         to_fold = SimpleNamespace(
             rules={},
@@ -144,7 +145,7 @@ def fold(tmp_path, base):
         for group in groups:
             rounds._add(sums, group)
         digest = rounds.make(1)
-        return load_file(tmp_path / "next.safetensors"), digest, collector.failures
+        return load_file(tmp_path / "next.safetensors"), digest, rounds.refused
 
     return fold
 

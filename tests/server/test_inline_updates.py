@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import UpdateRefusedError
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of

@@ -10,7 +10,7 @@ import pytest
 from workers_support import ThreadEngine
 
 from flstream.errors import DeadlineError, WorkerLostError
-from flstream.server.pooled_worker import SiteLost
+from flstream.server.collector import SiteLost
 from flstream.server.site_queue import SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool

@@ -8,6 +8,7 @@ import pytest
 
 from flstream.errors import WorkflowError
 from flstream.job.sampler_section import SAMPLERS, OortSection, SamplerSection
+from flstream.runs.results import TaskCost, TrainResult
 from flstream.server.samplers import (
     BUILT_IN,
     draw_places,
@@ -17,7 +18,6 @@ from flstream.server.samplers import (
 )
 from flstream.server.sampling import sample_sites
 from flstream.server.site_history import AskedSite, SamplingHistory, SiteHistory
-from flstream.server.training import TaskCost, TrainResult
 
 SITES = [f"site-{number}" for number in range(1, 11)]
 

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import ChannelClosedError, DeadlineError, WorkerLostError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.server import task_run as module
-from flstream.server.collector import ResultCollector
-from flstream.server.pooled_worker import SiteLost
+from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.task_plan import TaskPlan
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import body_of
 
-from flstream.codecs.update_form import UpdateForm
+from flstream.codecs.chain import UpdateForm
 from flstream.errors import (
     CheckpointError,
     RefusedError,

@@ -263,3 +263,30 @@ def test_a_residual_goes_to_sites_and_not_back_and_a_model_without_adapters_has_
     assert need.down_bytes == 4 * (layout.nbytes + residual)
     with pytest.raises(UsageError, match=r"workflow.type: the model has no LoRA pair"):
         forecast(job, plain_layout(1 << 10), programs=programs)
+
+
+POLICY, SAMPLER = (
+    "stragglers={policy=percentage, percent_collaborators_needed=0.5}",
+    "clients.sampler=round_robin",
+)
+FEDBUFF = "{type=fedbuff, args{buffer_size=2, concurrency=2}}"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "unused"),
+    [
+        (FEDBUFF, ["stragglers.policy", "clients.sampler.type"]),
+        ("{type=diloco, args{overlap=1}}", ["stragglers.policy"]),
+        (f"[{{}}, {FEDBUFF}]", []),
+        ("{}", []),
+    ],
+)
+def test_keys_on_a_rounds_sites_that_no_workflow_would_use_are_refused(workflow, unused):
+    settings = ["clients.count=4", "clients.per_round=2", POLICY, SAMPLER, f"workflow={workflow}"]
+    job = load_job(DIGITS, settings)
+    if not unused:
+        outline_programs(job)
+        return
+    with pytest.raises(JobError) as refused:
+        outline_programs(job)
+    assert [problem.key for problem in refused.value.problems] == unused

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -11,11 +11,12 @@ from packet_relay import Relay, Way
 from packets import MESSAGE, Packet
 from support import tensor
 
+from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
-from flstream.model.source import Source
+from flstream.model.source import OnRange, Source
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.wire import Reply, Request
 from flstream.telemetry.events import Transfer
 from flstream.transport.channel import pipe
@@ -143,7 +144,7 @@ class Harness:
         """Offer a body and download it; return the sink, the cost and the ref, which is settled."""
         ref = self.service.offer(source, ["site-1"], encoder=encoder)
         remote = RemoteSource(receiver or self.receiver(), ref.token, settings, **opening or {})
-        sink = download(remote, sink_for, **how)
+        sink = received(remote, sink_for, **how)
         assert ref.wait(30).ok
         return sink, remote.cost, ref
 
@@ -155,6 +156,28 @@ def open_harness() -> Iterator[Harness]:
         yield Harness(stack)
 
 
+def received(
+    remote: RemoteSource,
+    sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
+    on_range: OnRange | None = None,
+    *,
+    held: Source | None = None,
+    decode: Callable[[Source], Source] | None = None,
+    wanted: Sequence[tuple[int, int]] | None = None,
+) -> Any:
+    """Receive a ref's body into a sink, to the end of its download."""
+    with remote:
+        body = remote if decode is None else decode(remote)
+        sink = sink_for(body.layout)
+        if held is not None:
+            remote.reuse(held)
+        if decode is None:
+            remote.deliver(sink, on_range, wanted)
+        else:
+            copy(body, sink)
+    return sink
+
+
 def fetch(receiver: Receiver, token: bytes, settings: StreamSettings = QUICK) -> MemoryBody:
     """Download into new memory."""
-    return download(RemoteSource(receiver, token, settings), MemoryBody.allocate)
+    return received(RemoteSource(receiver, token, settings))

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from harness import Slow, open_harness
+from harness import Slow, open_harness, received
 from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -16,7 +16,7 @@ from flstream.errors import ProtocolError
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_arrays, download_file
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.refs import BlockDigests
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import Opened, pack_message
@@ -51,7 +51,7 @@ BLOCKS = st.sets(st.integers(0, COUNT - 1), max_size=COUNT // 3)
 def fetched(harness, held, sink_for=MemoryBody.allocate, how=REUSING, decode=None):
     """The sink and the cost of a download by one who has something at hand."""
     sink, cost, ref = harness.fetched(
-        body(), how, sink_for, opening={"digests": True}, held=lambda _: held, decode=decode
+        body(), how, sink_for, opening={"digests": True}, held=held, decode=decode
     )
     assert ref.deliveries["site-1"].bytes == cost.bytes
     return sink, cost
@@ -93,7 +93,7 @@ def test_digests_are_taken_once_for_all_who_ask(harness):
     ref = harness.service.offer(counting, ["site-1", "site-2"])
     for name in ("site-1", "site-2"):
         remote = RemoteSource(harness.receiver(name), ref.token, REUSING, digests=True)
-        download(remote, MemoryBody.allocate, held=lambda _: body())
+        received(remote, held=body())
     assert reads == list(range(0, NBYTES, BLOCK_BYTES))
 
 
@@ -108,7 +108,7 @@ def test_digests_that_are_not_those_of_the_body_end_the_download(harness, change
     ref = harness.service.offer(body(), ["site-1"])
     remote = RemoteSource(receiver, ref.token, REUSING, digests=True)
     with pytest.raises(ProtocolError, match="bytes of digests"):
-        download(remote, MemoryBody.allocate, held=lambda _: body())
+        received(remote, held=body())
 
 
 def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):

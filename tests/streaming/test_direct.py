@@ -9,7 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from harness import QUICK, fetch
+from harness import QUICK, fetch, received
 from packets import message, read_packet
 from support import body_of
 
@@ -17,7 +17,7 @@ from flstream.errors import ChannelClosedError, ProtocolError, RefusedError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.streaming.direct import FileReader, MemoryReader
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.transport.channel import Channel
 
@@ -68,7 +68,7 @@ def test_ranges_are_read_in_order_and_some_alone(harness, source):
     remote.close()
     assert whole == body_of(BODY)
     assert remote.cost.chunks == -(-len(whole) // QUICK.chunk_size)
-    sink, cost, _ = fetched(harness, source, wanted=lambda _: [(5, 99), (MIB, 2 * MIB)])
+    sink, cost, _ = fetched(harness, source, wanted=[(5, 99), (MIB, 2 * MIB)])
     assert cost.direct == 94 + MIB
     assert body_of(sink)[MIB : 2 * MIB] == body_of(BODY)[MIB : 2 * MIB]
 
@@ -207,7 +207,7 @@ def test_what_is_read_after_its_owner_had_it_back_does_not_count(harness, by):
 
     remote = RemoteSource(receiver, ref.token, QUICK)
     with pytest.raises(RefusedError):
-        download(remote, MemoryBody.allocate, settle)
+        received(remote, on_range=settle)
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -218,4 +218,4 @@ def test_a_change_is_refused_also_when_a_receiver_fetches_again(harness, direct)
     fetch(receiver, ref.token)
     remote = RemoteSource(receiver, ref.token, QUICK)
     with pytest.raises(RefusedError, match="'b' was changed"):
-        download(remote, MemoryBody.allocate, lambda start, stop: model["b"][:1].add_(1))
+        received(remote, on_range=lambda start, stop: model["b"][:1].add_(1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import MODEL, QUICK, fetch, open_harness
+from harness import MODEL, QUICK, fetch, open_harness, received
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support import assert_same_tensors, body_of, entries, every_kind, tensor
@@ -16,7 +16,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import Close, Fetch, Open
 from flstream.telemetry.events import Transfer
@@ -149,7 +149,7 @@ def test_a_connection_carries_one_download_at_a_time_and_threads_wait_for_their_
         waits = executor.submit(fetch, receiver, second.token)
         with pytest.raises(TimeoutError):
             waits.result(0.1)
-        assert_same_tensors(download(remote, MemoryBody.allocate).tensors, MODEL)
+        assert_same_tensors(received(remote).tensors, MODEL)
         assert_same_tensors(waits.result(30).tensors, MODEL)
     assert first.wait(10).ok
     assert second.wait(10).ok

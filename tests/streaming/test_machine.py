@@ -27,6 +27,7 @@ import psutil
 import pytest
 import stranger
 import torch
+from harness import received
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -53,7 +54,7 @@ from flstream.model.copy import copy
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings, api
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.transport.link import LinkRelay
 
 FRAMES = FrameCodec(("delta", "shuffle"), Zstd(), "zstd")
@@ -278,9 +279,8 @@ class Transfers(RuleBasedStateMachine):
                 held = self.held
         opening = {"digests": held is not None, "decoder_for": offered.decoder_for}
         remote = RemoteSource(receiver, offered.ref.token, how, **opening)
-        decode = offered.decode
-        body = download(remote, MemoryBody.allocate, held=lambda _: held, decode=decode)
-        if decode is None:
+        body = received(remote, held=held, decode=offered.decode)
+        if offered.decode is None:
             self.held = body
         return bits_of(body.tensors)
 

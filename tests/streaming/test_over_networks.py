@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from queue import Queue
 
 import numpy as np
@@ -21,6 +21,7 @@ from flstream.errors import ChannelClosedError
 from flstream.job.link import NetworkLink
 from flstream.server.stream_settings import stream_settings
 from flstream.streaming import (
+    Channel,
     DownloadService,
     Receiver,
     Signal,
@@ -36,7 +37,8 @@ from flstream.streaming import (
 )
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming import service as service_module
-from flstream.transport.link import emulated_pipe
+from flstream.transport.channel import SMALL_BUFFER
+from flstream.transport.link import LinkRelay
 
 
 @pytest.fixture
@@ -161,7 +163,13 @@ def test_an_abort_of_the_receiver_ends_downloads_that_have_one_of_their_own(tcp)
 def fetch(link, nbytes, settings):
     """Download so many bytes over a link, and compare them."""
     sent = np.frombuffer(os.urandom(nbytes), np.uint8)
-    with emulated_pipe("server", "site-1", link) as (server, site), DownloadService() as service:
+    ours, theirs = socket.socketpair()
+    with (
+        closing(LinkRelay({"site-1": link}, 0, "site-1")) as relay,
+        closing(relay.channel(theirs, "server", "server")) as site,
+        closing(Channel(ours, "site-1", buffer=SMALL_BUFFER)) as server,
+        DownloadService() as service,
+    ):
         service.attach(server, "site-1")
         ref = add_arrays(service, {"w": sent}, ["site-1"])
         with Receiver(site, "server") as receiver:

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import MODEL, QUICK, fetch
+from harness import MODEL, QUICK, fetch, received
 from packets import HEADER_BYTES
 from support import assert_same_tensors, body_of, tensor
 
@@ -11,7 +11,7 @@ from flstream.errors import AbortedError, ChannelClosedError, RefusedError
 from flstream.model.memory import MemoryBody
 from flstream.streaming import Receiver, Signal, StreamSettings
 from flstream.streaming import receiver as receiver_module
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.wire import Close, Fetch, Open, Ping, Refused
 from flstream.telemetry.events import Transfer
 
@@ -164,7 +164,7 @@ def test_a_download_that_is_called_off_does_not_hold_up_the_next_of_its_connecti
 
     remote = RemoteSource(receiver, refs[0].token, QUICK, abort)
     with pytest.raises(AbortedError):
-        download(remote, MemoryBody.allocate, stop_half_way)
+        received(remote, on_range=stop_half_way)
     assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
     assert "called off" in refs[0].wait(10).reason
     abort.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 import textwrap
@@ -19,7 +20,6 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.command import _listener
-from flstream.worker.code import ScriptCode
 from flstream.worker.messages import Failed, Goodbye, Logged, Ready, Stop
 
 PYTHON = sys.executable
@@ -96,8 +96,8 @@ def start(start_worker: Start, tmp_path: Path) -> Start:
     """Start the worker's process of a site."""
 
     def start(text: str, *command: str | Path, args: str = "") -> Server:
-        code = ScriptCode(write(tmp_path, text), args, list(map(str, command)))
-        return start_worker(code, "site-1")
+        script, words = str(write(tmp_path, text)), shlex.join(map(str, command))
+        return start_worker("site-1", script=script, args=args, command=words)
 
     return start
 
@@ -234,6 +234,7 @@ def test_the_end_of_the_server_or_of_the_workers_process_is_that_of_all_others(s
         server.hear(Logged)
 
 
+BROKEN = object()
 # A launcher that tells its two processes nothing.
 TWICE = [PYTHON, "-c", PAIR.replace("range(2)", "(0, 0)")]
 
@@ -245,12 +246,16 @@ TWICE = [PYTHON, "-c", PAIR.replace("range(2)", "(0, 0)")]
             [PYTHON, "-c", "import sys; print('out', flush=True); sys.exit('no such option')"],
             "it started the script: python exited with status 1 (no such option)",
         ),
-        (["/nowhere/at/all"], "train.command: /nowhere/at/all cannot be started: No such file"),
+        ([BROKEN], "broken cannot be started: No such file"),
         (TWICE, "two processes of train.command are rank 0; use a launcher that gives each its"),
     ],
     brief=2,
 )
-def test_a_command_that_comes_to_nothing_says_why(start, command, words):
+def test_a_command_that_comes_to_nothing_says_why(start, tmp_path, command, words):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/nowhere/at/all\n")
+    broken.chmod(0o755)
+    command = [broken if word is BROKEN else word for word in command]
     assert words in reason(start(looping(), *command))
 
 

@@ -11,7 +11,7 @@ from flstream.errors import CheckpointError, StreamingError
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.server.worker_handle import PeerLink
-from flstream.streaming.download import RemoteSource, download
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
 from flstream.telemetry.events import SERVER
@@ -52,7 +52,7 @@ def fetched(receiver, token):
     """What a receiver gets, which leaves the body on offer."""
     remote = RemoteSource(receiver, token, StreamSettings())
     body = allocated(remote.layout)
-    remote.deliver(body, None)
+    remote.deliver(body)
     remote.confirm()
     remote.leave()
     return body.tensors["weight"].tobytes()
@@ -86,7 +86,9 @@ def test_a_peer_fetches_a_model_and_nothing_that_is_on_offer_to_the_server(two, 
     with peers.dial(offered) as receiver:
         with pytest.raises(StreamingError, match="not on offer"):
             fetched(receiver, update.token)
-        body = download(RemoteSource(receiver, offered.token, StreamSettings()), allocated)
+        with RemoteSource(receiver, offered.token, StreamSettings()) as remote:
+            body = allocated(remote.layout)
+            remote.deliver(body)
         assert body.tensors["weight"].tobytes() == BODY.tensors["weight"].tobytes()
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from flstream.errors import ClientError
 from flstream.model.folder_content import folder_digest
-from flstream.runs.site_states import StateFolder, StateVersion
+from flstream.runs.results import StateVersion
+from flstream.runs.site_states import StateFolder
 from flstream.worker.state import SiteState
 
 

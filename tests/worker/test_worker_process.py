@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from serving import Server, write
 
-from flstream.worker.code import LearnerCode, ScriptCode
 from flstream.worker.messages import Failed, Goodbye, Ready, Stop
 
 MIB = 1 << 20
-
-
-def script(folder: Path, text: str) -> ScriptCode:
-    return ScriptCode(write(folder, text), {})
 
 
 def model(elements: int = 4) -> dict[str, torch.Tensor]:
@@ -44,7 +37,7 @@ class Mine(flare.Learner):
 
 
 def test_what_is_printed_is_in_the_log_of_the_site_whose_turn_it_is(start_worker, run, tmp_path):
-    server = start_worker(LearnerCode(f"{write(tmp_path, PRINTS)}:Mine", {}))
+    server = start_worker(learner=f"{write(tmp_path, PRINTS)}:Mine")
     trained = server.train(model(), "site-1", "site-2", "site-3")
     assert [site.site for site in trained.sites] == ["site-1", "site-3"]
     stop(server)
@@ -64,7 +57,7 @@ def test_a_sites_own_process_prints_into_its_log_from_the_start(
     log = run.site_log("site-4")
     if is_folder:
         log.mkdir(parents=True)
-    server = start_worker(script(tmp_path, "print('early')\n1 / 0"), "site-4")
+    server = start_worker("site-4", script=str(write(tmp_path, "print('early')\n1 / 0")))
     failed = server.hear(Failed)
     assert (failed.site, failed.effect) == ("", 0)
     if is_folder:
@@ -79,10 +72,7 @@ def test_a_sites_own_process_prints_into_its_log_from_the_start(
 @pytest.mark.parametrize("site", [None, "site-1"])
 def test_a_worker_needs_one_model_and_a_little_more(start_worker, tmp_path, site):
     """With one site a task, however many tasks there are."""
-    server = start_worker(
-        script(
-            tmp_path,
-            """
+    text = """
             import flstream.client as flare
 
             flare.init()
@@ -90,10 +80,8 @@ def test_a_worker_needs_one_model_and_a_little_more(start_worker, tmp_path, site
                 model = flare.receive()
                 model.params["w"] += 1
                 flare.send(flare.FLModel(model.params))
-            """,
-        ),
-        site,
-    )
+            """
+    server = start_worker(site, script=str(write(tmp_path, text)))
     idle = server.hear(Ready).idle_rss
     for number in (1, 2, 3):
         trained = server.train(model(32 * MIB), "site-1", round_number=number)
@@ -114,7 +102,7 @@ class Mine(flare.Learner):
 
 def test_a_child_that_training_code_forks_takes_no_part(start_worker, tmp_path):
     """And tensors that the job excludes do not travel."""
-    server = start_worker(LearnerCode(f"{write(tmp_path, FORKS)}:Mine", {}), exclude=("^frozen",))
+    server = start_worker(learner=f"{write(tmp_path, FORKS)}:Mine", exclude=("^frozen",))
     for names in (["site-1"], ["site-2", "site-3"]):
         trained = server.train({**model(), "frozen.w": torch.ones(3)}, *names)
         assert [(site.site, site.partial) for site in trained.sites] == [(n, True) for n in names]

@@ -4,8 +4,8 @@ from flows import models, numbered, records, result, shape
 from msgspec import structs
 from training_scripts import adding, plain
 
+from flstream.runs.results import TrainResult
 from flstream.server import effects
-from flstream.server.training import TrainResult
 
 
 def test_a_record_has_number_kind_digest_of_arguments_and_result(flows):

@@ -21,7 +21,7 @@ def flow(run):
 """
 CURVE = [0.5, 0.7, 0.6, 0.6, 0.9]
 SCORES = adding({}, f"{CURVE}[number - 1]")
-BEST = "BestModel(round={}, value={})"
+BEST = "BestEvaluation(round={}, value={})"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from flstream.errors import ResumeRefusedError, WorkflowError
 from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
 
 if TYPE_CHECKING:
-    from flstream.server.own_process import OwnProcess
+    from flstream.engines.child_process import ChildProcess
 
 SENT = "flower"
 """Name of the value in a model's ``meta`` with the facts of a message, and of a reply's records."""
@@ -81,7 +81,7 @@ class _Dialogue:
     def __init__(
         self,
         run: Run,
-        process: OwnProcess[requests.FromApp],
+        process: ChildProcess[requests.FromApp],
         rounds: Iterator[int],
         folder: Path,
         *,

@@ -52,7 +52,7 @@ def run_program(path: Path, words: Sequence[str], line: CommandLine) -> CommandL
     if not line.summaries:
         raise UsageError(
             f"{path.name} has started no run; it should call execute(SimEnv(...)) of a recipe, or "
-            "simulator_run() of a job"
+            "simulator_run() of a job; to run a job file, name that or its folder"
         )
     return line
 

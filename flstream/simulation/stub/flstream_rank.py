@@ -15,7 +15,7 @@ def _start() -> int:
         sys.path.append(str(stub.parents[2]))  # flstream itself runs from there
     from flstream.simulation.rank_process import rank_main
 
-    return rank_main(Path(sys.argv[1]), sys.argv[2:])
+    return rank_main(sys.argv[2:])
 
 
 # Processes that the script starts, but does not fork, may import this file.
