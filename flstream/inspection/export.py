@@ -16,7 +16,7 @@ from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import composed
 from flstream.model.copy import copy
-from flstream.model.formats.opening import CheckpointFile, open_checkpoint
+from flstream.model.formats import CheckpointFile, open_checkpoint
 from flstream.model.lora import lora_pairs, residual_pair
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order

@@ -22,7 +22,7 @@ from flstream.model.checkpoint import FileSink, unnamed_file, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
 from flstream.model.fitted import Differences, fitted
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source

@@ -166,10 +166,10 @@ MEMORY = """
 import re, sys, threading, time
 from pathlib import Path
 from flstream.job import ModelSection
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.checkpoint import write_checkpoint
 from flstream.simulation.factory import filed_model
-import torch, numpy, flstream.model.file_memory, flstream.model.formats.archives
+import torch, numpy, flstream.model.file_memory, flstream.model.archives
 
 def opened(place):
     if ":" not in place:
