@@ -72,22 +72,6 @@ def initialisers():
     return state
 
 
-def seeds():
-    """Layers after states of the generator that are set, kept and set again."""
-    first = nn.Linear(5, 6)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        second = nn.Linear(5, 6)
-        state = torch.get_rng_state()
-        third = nn.Linear(3, 3)
-    fourth = nn.Linear(5, 6)
-    torch.set_rng_state(state)
-    fifth = nn.Linear(3, 3)
-    torch.manual_seed(torch.initial_seed() + 1)
-    torch.randn(100)
-    return nn.ModuleList([first, second, third, fourth, fifth, nn.Linear(3, 3)])
-
-
 def slices():
     model = nn.Linear(10, 20)
     with torch.no_grad():
@@ -125,28 +109,6 @@ def data():
     model.bias.data = model.weight.data[0].clone()
     model.register_buffer("rows", model.weight.data[2:4])
     return model
-
-
-def values():
-    """Depends on values, which are computed while the factory runs."""
-    rates = [rate.item() for rate in torch.linspace(0, 0.1, 5)]
-    model = nn.Linear(int(torch.randint(1, 9, (1,))), 3)
-    model.scale = nn.Parameter(torch.tensor(2.5).log())
-    model.register_buffer("rates", torch.tensor(rates + torch.linspace(0, 1, 4).tolist()))
-    model.register_buffer("set", torch.tensor([0, 3, 0, 4]).nonzero())
-    if model.weight.mean() > 0:
-        nn.init.ones_(model.bias)
-    return model
-
-
-def parametrised():
-    from torch.nn.utils import parametrizations
-
-    layers = [nn.Linear(8, 8) for _ in range(3)]
-    parametrizations.spectral_norm(layers[0])
-    parametrizations.weight_norm(layers[1])
-    parametrizations.orthogonal(layers[2])
-    return nn.ModuleList(layers)
 
 
 def complexes():
@@ -195,18 +157,6 @@ def decomposed():
 def unset():
     model = linears()
     model.scale = nn.Parameter(torch.ones(3))
-    return model
-
-
-def called_norm():
-    model = nn.BatchNorm1d(4)
-    model(torch.randn(8, 4))
-    return model
-
-
-def called_lstm():
-    model = nn.LSTM(4, 4)
-    model.register_buffer("output", model(torch.randn(3, 2, 4))[0].detach())
     return model
 
 

@@ -27,9 +27,8 @@ from flstream.simulation.module_init import ModuleByModule
 from flstream.simulation.probe import probe
 
 FILED = (
-    *("resnet", "linears", "layers", "transformer", "tied", "half", "initialisers", "seeds"),
-    *("slices", "copies", "data", "values", "parametrised", "complexes", "decomposed"),
-    *("from_numpy", "called_norm", "called_lstm", "two_dtypes"),
+    *("resnet", "linears", "layers", "transformer", "tied", "half", "initialisers", "slices"),
+    *("copies", "data", "complexes", "decomposed", "from_numpy", "two_dtypes"),
 )
 
 
