@@ -29,6 +29,7 @@ from flstream.job.keys import Key, Schema, job_schema, section_at
 from flstream.job.values import render_value
 from flstream.recipe.arguments import RecipeArguments
 from flstream.runs.summary import Summary
+from flstream.server.run import Run
 from flstream.streaming.api import DownloadOptions
 from flstream.streaming.refs import OfferOptions
 
@@ -37,6 +38,7 @@ FOLDER = Path(__file__).parent / "reference"
 USED: Mapping[str, tuple[str, ...]] = {
     "Channel": ("__init__", "close"),
     "DownloadService": ("__init__", "offer", "attach", "detach", "close"),
+    "FoldRule": ("weights", "normalise", "scale", "base"),
     "FedJob": (
         *("__init__", "name", "to", "to_server", "to_clients", "configure"),
         *("set_per_site_config", "export_job", "simulator_run"),
@@ -45,8 +47,14 @@ USED: Mapping[str, tuple[str, ...]] = {
     "Layout": ("of", "tensors", "aliases", "nbytes", "names", "find", "subset", "overlapping"),
     "Receiver": ("__init__", "peer", "close"),
     "Ref": ("id", "token", "deliveries", "outcome", "wait", "abort"),
+    "Run": tuple(name for name in vars(Run) if name[0] != "_"),
     "RunFailedError": ("run",),
+    "Sampler": ("sample",),
+    "ServerStep": ("moments", "counts_alike", "initial", "step"),
     "SweepResult": ("directory", "settings", "best", "failures", "to_pandas"),
+    "TensorGroup": ("name", "base", "log"),
+    "Updates": ("sites", "failures"),
+    "WorkflowArgs": ("evaluate", "evaluate_every", "key_metric", "key_metric_mode"),
 }
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):\n", flags=re.MULTILINE)
 _ITEM = re.compile(r"^\*{0,2}(\w[\w., ]*): ", flags=re.MULTILINE)
@@ -73,6 +81,7 @@ def pages() -> dict[str, str]:
         "recipe": _module("flstream.recipe", records=[RecipeArguments]),
         "streaming": _module("flstream.streaming", records=[OfferOptions, DownloadOptions]),
         "summary": _records(Summary),
+        "workflows": _module("flstream.workflows"),
     }
     return {name: _page(name, each) for name, each in lines.items()}
 

@@ -81,14 +81,14 @@ class _MappedStates:
             self._zeros.append(self._map(zeros))  # new bytes of a file are zeros
             return self._zeros[-1]
 
-        class InFile(TorchFunctionMode):
+        class ZerosInFile(TorchFunctionMode):
             def __torch_function__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 called = zeros_like if function is torch.zeros_like else function
                 return called(*args, **(kwargs or {}))
 
-        return InFile()
+        return ZerosInFile()
 
     def wrote(self, state: dict[str, Any]) -> None:
         """Note that a step has written the state of a parameter."""

@@ -58,19 +58,12 @@ class Building(NamedTuple):
     """Way in which the initial model is built, and the memory that it takes.
 
     Attributes:
-        way: How its bytes are made, such as ``tensor by tensor``.
+        way: How its bytes are made, such as ``in files``.
         memory: Most bytes of the model in memory at a time.
-        reason: Why the factory cannot be recorded, a clause; empty if it can, or need not.
     """
 
     way: str
     memory: int
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """Say the way, and why it is no other."""
-        reason = f", as model.factory cannot be recorded: {self.reason}" if self.reason else ""
-        return f"{self.way}{reason}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,6 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
-        base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
         fleet: Facts about the sites' devices; None without devices.
     """
@@ -114,27 +106,19 @@ class Forecast:
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
-    base_builder_bytes: int = 0
     building: Building | None = None
     fleet: FleetFacts | None = None
 
-    def with_base(self, nbytes: int, builder_bytes: int) -> Forecast:
-        """Return the forecast with a base, which its builder holds before all others start.
-
-        Args:
-            nbytes: Bytes of the base, which is in memory once.
-            builder_bytes: Bytes of the module in the builder.
-        """
-        total = self.total_bytes + nbytes
-        need = replace(self, base_bytes=nbytes, base_builder_bytes=builder_bytes)
-        return replace(need, total_bytes=max(total, need.building_bytes))
+    def with_base(self, nbytes: int) -> Forecast:
+        """Return the forecast with a base of some bytes, which are in memory once."""
+        need = replace(self, base_bytes=nbytes, total_bytes=self.total_bytes + nbytes)
+        return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))
 
     @property
     def building_bytes(self) -> int:
-        """Peak memory of all processes while the base is built, or the initial model."""
+        """Peak memory of all processes while the initial model is built."""
         model = 0 if self.building is None else self.building.memory
-        builder = max(self.base_builder_bytes, self.base_bytes + model)
-        return self.imports.shared + _OTHERS_BYTES + builder
+        return self.imports.shared + _OTHERS_BYTES + self.base_bytes + model
 
 
 class Available(NamedTuple):

@@ -7,10 +7,6 @@ import socket
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Literal
-
-import msgspec
-from msgspec import UNSET
 
 from flstream.debugging import code_failed
 from flstream.engines.processes import ProcessHost
@@ -20,59 +16,20 @@ from flstream.report.console import make_console
 from flstream.report.running import run_and_show
 from flstream.runs.job_match import check_same_job
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.summary import Summary
 from flstream.simulation.child import redirect_output
+from flstream.sweep.record import PointRecord
 from flstream.telemetry.memory_limit import limited
 from flstream.transport.messages import MessageChannel
 
 
-class PointEnded(msgspec.Struct):
-    """End of a run.
-
-    Attributes:
-        status: How the run has ended; ``failed`` where it could not begin.
-        rounds: Rounds that it has completed.
-        ended_early: Whether these are fewer than the job has, and it has nothing left to do.
-        score: Its best key metric; None where nothing was scored.
-        seconds: How long it took, over all sittings.
-        simulated_seconds: How long it took by the virtual clock; None without one.
-        error: Why it failed; empty where it has not.
-        warnings: Sentences on what went wrong, though it could go on.
-    """
-
-    status: Literal["finished", "failed", "stopped"]
-    rounds: int = 0
-    ended_early: bool = False
-    score: float | None = None
-    seconds: float = 0.0
-    simulated_seconds: float | None = None
-    error: str = ""
-    warnings: list[str] = []
-
-    @classmethod
-    def of(cls, summary: Summary) -> PointEnded:
-        """Return the end that a run's summary tells of."""
-        score = None if summary.best is None else summary.best.value
-        return cls(
-            "failed" if summary.status == "running" else summary.status,
-            summary.rounds_completed,
-            summary.ended_early is not None,
-            score,
-            summary.wall_seconds,
-            None if summary.simulated_seconds is UNSET else summary.simulated_seconds,
-            summary.error or "",
-            summary.warnings,
-        )
-
-
-def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> None:
-    """Run a job in a folder, or resume the run in it, and tell the sweep how that ended.
+def run_point(job: Job, path: Path, record: PointRecord, sweep: socket.socket) -> None:
+    """Run a job in a folder, or resume the run in it, and send the sweep its record.
 
     Args:
         job: The job.
         path: The run directory; new, or that of a run that was cut off.
-        has_failed: Whether that run failed: it begins anew if its job or code was mended since,
-            and the old folder is kept as ``.failed/<name>-1``.
+        record: What is known of the run. One that failed begins anew if its job or code was mended
+            since, and the old folder is kept as ``.failed/<name>-1``.
         sweep: Socket to the sweep.
     """
     log = path.with_name(f"{path.name}.log")
@@ -81,38 +38,33 @@ def run_point(job: Job, path: Path, has_failed: bool, sweep: socket.socket) -> N
     console.quiet = True
     try:
         with limited(job.memory_limit), closing(ProcessHost.forked(sweep)) as host:
-            if has_failed:
+            if record.status == "failed":
                 _set_aside_other(job, path)
             run = RunDirectory.reopen(job.name, path)
             summary = run_and_show(job, run, console, resume=True, host=host)
-        end = PointEnded.of(summary)
+        record.end(summary)
     except FlstreamError as error:
-        end = PointEnded("failed", error=str(error))
+        record.fail(str(error))
     except Exception as error:
         code_failed(error)
-        end = PointEnded("failed", error=f"{type(error).__name__}: {error}; see {log}")
+        record.fail(f"{type(error).__name__}: {error}; see {log}")
     sys.stdout.flush()
     if not log.stat().st_size:
         log.unlink()
-    MessageChannel[PointEnded](sweep, "the sweep", PointEnded).send(end)
+    MessageChannel[PointRecord](sweep, "the sweep", PointRecord).send(record)
     os._exit(0)
 
 
 def _set_aside_other(job: Job, path: Path) -> None:
-    """Rename the folder of a run that another job or other code has made."""
+    """Rename the folder of a run of another job or other code ``.failed/<name>-<number>``."""
     run = RunDirectory(path)
     if not run.job_file.exists():
         return
     try:
         check_same_job(job, run)
     except UsageError:
-        set_aside(path)
-
-
-def set_aside(path: Path) -> None:
-    """Rename the folder of a run ``.failed/<name>-<number>``."""
-    number = 1
-    while (aside := path.parent / ".failed" / f"{path.name}-{number}").exists():
-        number += 1
-    aside.parent.mkdir(exist_ok=True)
-    path.rename(aside)
+        number = 1
+        while (aside := path.parent / ".failed" / f"{path.name}-{number}").exists():
+            number += 1
+        aside.parent.mkdir(exist_ok=True)
+        path.rename(aside)

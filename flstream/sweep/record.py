@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from flstream.errors import SimulationError, UsageError
 from flstream.runs.small_files import write_whole
+from flstream.runs.summary import Summary
 
 PointStatus = Literal["waiting", "finished", "failed", "stopped", "pruned"]
 
@@ -43,6 +45,20 @@ class PointRecord(msgspec.Struct):
     simulated_seconds: float | None = None
     error: str = ""
     warnings: list[str] = []
+
+    def end(self, summary: Summary) -> None:
+        """Take how the run has ended from its summary."""
+        self.status = "failed" if summary.status == "running" else summary.status
+        self.rounds, self.ended_early = summary.rounds_completed, summary.ended_early is not None
+        self.score = None if summary.best is None else summary.best.value
+        self.seconds, simulated = summary.wall_seconds, summary.simulated_seconds
+        self.simulated_seconds = None if simulated is UNSET else simulated
+        self.error, self.warnings = summary.error or "", summary.warnings
+
+    def fail(self, error: str, rounds: int = 0) -> None:
+        """Note that the run could not begin, or that its process was lost."""
+        self.status, self.error, self.rounds, self.score = "failed", error, rounds, None
+        self.ended_early, self.seconds, self.simulated_seconds = False, 0.0, None
 
 
 class SweepRecord(msgspec.Struct):
@@ -89,17 +105,11 @@ class SweepRecord(msgspec.Struct):
                 "command again"
             ) from error
 
-    def take_over(self, path: Path) -> list[str]:
+    def take_over(self, path: Path) -> None:
         """Take what is known of this sweep's points from its ``sweep.json``, if there is one.
 
-        Another sweep's gives way to this one where all that its runs did was to fail before their
-        first round, as after a mistake in the command.
-
-        Returns:
-            The names of that one's runs that this sweep lacks.
-
         Raises:
-            UsageError: The file is damaged, or of another sweep that has runs to keep.
+            UsageError: The file is damaged, or of another sweep.
         """
         try:
             before = msgspec.json.decode(path.read_bytes(), type=SweepRecord)
@@ -109,7 +119,7 @@ class SweepRecord(msgspec.Struct):
                     f"{path.parent} is not empty, and has no sweep.json; name a new folder with "
                     "--run-dir"
                 ) from None
-            return []
+            return
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
                 f"{path} cannot be read: {error}; name another folder with --run-dir"
@@ -118,19 +128,16 @@ class SweepRecord(msgspec.Struct):
         known = {_identity(point): point for point in before.points}
         own = {_identity(point) for point in self.points}
         gone = [point.name for identity, point in known.items() if identity not in own]
-        has_runs = any(
-            point.rounds or (point.status != "failed" and (path.parent / point.name).exists())
-            for point in before.points
-        )
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),
             (before.prune != self.prune, "with another --prune"),
             (bool(gone), f"with the point {gone[0] if gone else ''}, which this one lacks"),
             (self.prune and len(known) < len(own), "of fewer points, which --prune compares"),
         ):
-            if is_other and has_runs:
+            if is_other:
                 raise UsageError(
-                    f"{path.parent} has a sweep {what}; name another folder with --run-dir"
+                    f"{path.parent} has a sweep {what}; remove it, or name another folder with "
+                    "--run-dir"
                 )
         taken = {point.name for point in before.points}
         for place, point in enumerate(self.points):
@@ -142,7 +149,6 @@ class SweepRecord(msgspec.Struct):
                 number += 1
                 point.name = f"{name},{number}"
             taken.add(point.name)
-        return gone
 
 
 def _identity(point: PointRecord) -> bytes:

@@ -5,32 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import msgspec
+
 from flstream.errors import SimulationError
 from flstream.job.keys import short_keys
 from flstream.report.page import write_page
-from flstream.report.table import Column, Row, Table
+from flstream.report.table import Column, Table
 from flstream.report.text import counted, format_metrics
 from flstream.runs.small_files import write_whole
 from flstream.sweep.grid import shown
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.units import format_seconds
 
-_OF_A_RUN = (
-    "name",
-    "values",
-    "seed",
-    "status",
-    "rounds",
-    "score",
-    "seconds",
-    "simulated_seconds",
-    "error",
-)
 _NUMBERS = (
     "runs",
     "mean",
@@ -134,46 +126,44 @@ def write_results(folder: Path, record: SweepRecord) -> Path | None:
 
 def sweep_table(record: SweepRecord) -> Table:
     """Return the table of a sweep's settings, the best of which is marked."""
-    labels = short_keys(record.vary)
-    rows = setting_rows(record)
-    has_spread = any(row["spread"] is not None for row in rows)
-    has_times = any(row["simulated_seconds"] is not None for row in rows)
-    columns = [Column(label, "name") for label in labels.values()] or [Column("job", "name")]
-    columns += [
-        Column("status", "state", 1),
-        Column("runs", "count", 3),
-        Column(record.metric, "metric"),
-        *([Column("spread", "metric", 1)] if has_spread else ()),
-        Column("rounds", "count", 2),
-        Column("time", "duration", 2),
-        *([Column("simulated", "duration", 1)] if has_times else ()),
+    rows, labels = setting_rows(record), short_keys(record.vary)
+
+    def values_of(row: Mapping[str, Any]) -> list[str]:
+        return [shown(value) for value in row["values"].values()] or [record.job]
+
+    def value_at(place: int) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: values_of(row)[place]
+
+    first, *others = [*labels.values()] or ["job"]
+    columns = [
+        *(Column(label, "name", 0, value_at(at)) for at, label in enumerate(others, 1)),
+        Column("status", "state", 1, itemgetter("status")),
+        Column("runs", "count", 3, itemgetter("runs")),
+        Column(record.metric, "metric", 0, itemgetter("mean")),
+        Column("spread", "metric", 1, itemgetter("spread")),
+        Column("rounds", "count", 2, itemgetter("rounds")),
+        Column("time", "duration", 2, itemgetter("seconds")),
+        Column("simulated", "duration", 1, itemgetter("simulated_seconds")),
     ]
-    cells = []
-    for row in rows:
-        values = [shown(value) for value in row["values"].values()] or [record.job]
-        spread = [row["spread"]] if has_spread else []
-        simulated = [row["simulated_seconds"]] if has_times else []
-        numbers = [row["mean"], *spread, row["rounds"], row["seconds"], *simulated]
-        cells.append(
-            Row([*values, row["status"], row["runs"], *numbers], "best" if row["is_best"] else "")
-        )
     seeds = counted(record.seeds, "seed")
     title = f"{counted(len(rows), 'setting')}, {seeds} each; best {record.metric} of each run"
-    return Table(columns, cells, title)
+    items = ((values_of(row)[0], row) for row in rows)
+    return Table.of(
+        Column(first, "name"), items, columns, title, lambda row: "best" if row["is_best"] else ""
+    )
 
 
 def table_json(record: SweepRecord) -> str:
     """Return ``table.json``: the metric, the best setting, a row a setting, and a row a run."""
     rows = setting_rows(record)
     best = next((row["values"] for row in rows if row["is_best"]), None)
-    runs = [{name: getattr(point, name) for name in _OF_A_RUN} for point in record.points]
     content = {
         "job": record.job,
         "metric": record.metric,
         "mode": record.mode,
         "best": best,
         "settings": rows,
-        "runs": runs,
+        "runs": msgspec.to_builtins(record.points),
     }
     return json.dumps(content, indent=2) + "\n"
 

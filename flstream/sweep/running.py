@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import select
 import signal
 import socket
@@ -18,12 +17,10 @@ import msgspec
 from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
 from flstream.job import Job, JobError
-from flstream.job.keys import which_key
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.interruption import handling
 from flstream.sweep.grid import Axes, Point, grid
-from flstream.sweep.point import PointEnded, set_aside
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.telemetry.locks import lock_file
 from flstream.text import how_ended
@@ -32,10 +29,6 @@ from flstream.transport.messages import MessageChannel
 
 _POINT = "flstream.sweep.point:run_point"
 _POINT_MODULE = "flstream.sweep.point"
-# How argparse, and the constructor of a learner, refuse an argument.
-_REFUSED = re.compile(
-    r"unrecognized arguments: --([\w-]+)|__init__\(\) got an unexpected keyword argument '(\w+)'"
-)
 # Seconds that stopped runs may take to keep their last round, and a process to be gone.
 _STOP_SECONDS, _END_SECONDS = 20.0, 5.0
 
@@ -68,7 +61,7 @@ class _Running(NamedTuple):
 
     record: PointRecord
     process: Process
-    channel: MessageChannel[PointEnded]
+    channel: MessageChannel[PointRecord]
 
 
 class Sweep:
@@ -122,7 +115,7 @@ class Sweep:
         self.record = SweepRecord(
             first.name, first.key_metric, first.key_metric_mode, plain, seeds, prune, waiting
         )
-        self._gone = self.record.take_over(self._file)
+        self.record.take_over(self._file)
         names = [record.name for record in self.record.points]
         self._points = dict(zip(names, points, strict=True))
         self._jobs = dict(zip(names, jobs, strict=True))
@@ -158,9 +151,6 @@ class Sweep:
                 raise UsageError(f"{self.folder} cannot be locked: {error.strerror}") from error
             if not own:
                 raise UsageError(f"another process runs the sweep in {self.folder}; wait for it")
-            for path in (self.folder / name for name in self._gone):
-                if path.exists():
-                    set_aside(path)
             self.record.write(self._file)
             stop = stack.enter_context(closing(Signal()))
             stack.enter_context(handling(lambda *_: stop.set()))
@@ -235,7 +225,6 @@ class Sweep:
                 running.remove(run)
                 self._take(run)
                 done += run.record.status != "stopped"
-                done += self._fail_alike(run.record, waiting)
                 names = [other.record.name for other in running]
                 on_progress(SweepProgress(run.record, done, total, names))
 
@@ -249,10 +238,9 @@ class Sweep:
     def _start(self, record: PointRecord, job: Job, hosts: _Hosts) -> _Running:
         ours, theirs = socket.socketpair()
         with theirs:
-            path, has_failed = self.directory(record).path, record.status == "failed"
-            arguments = job, path, has_failed, theirs
+            arguments = job, self.directory(record).path, record, theirs
             process = hosts.of(job).start(f"sweep/{record.name}", _POINT, *arguments)
-        channel: MessageChannel[PointEnded] = MessageChannel(ours, record.name, PointEnded)
+        channel: MessageChannel[PointRecord] = MessageChannel(ours, record.name, PointRecord)
         return _Running(record, process, channel)
 
     def _take(self, ended: _Running) -> None:
@@ -261,44 +249,14 @@ class Sweep:
         with closing(channel):
             try:
                 end = channel.receive(0.0)
+                for name in end.__struct_fields__:
+                    setattr(record, name, getattr(end, name))
             except StreamingError:
                 process.kill()
                 code = process.exit_code(_END_SECONDS)
                 how = "did not stop in time" if code is None else how_ended(code)
-                end = PointEnded("failed", record.rounds, error=f"its process {how}")
-        for name in (
-            "rounds",
-            "ended_early",
-            "score",
-            "seconds",
-            "simulated_seconds",
-            "error",
-            "warnings",
-        ):
-            setattr(record, name, getattr(end, name))
-        record.status = end.status
+                record.fail(f"its process {how}", record.rounds)
         self.record.write(self._file)
-
-    def _fail_alike(self, failed: PointRecord, waiting: list[PointRecord]) -> int:
-        """Fail waiting points with an argument that training code refused; return their number."""
-        args = self._jobs[failed.name].train.args
-        refused = _REFUSED.search(failed.error)
-        name = refused and (refused[1] or refused[2])
-        if failed.rounds or name not in args or isinstance(args, str):
-            return 0
-        key = f"train.args.{name}"
-        alike = [it for it in waiting if name in self._jobs[it.name].train.args]
-        sentence = f"training code does not take {key}"
-        if alike:
-            sentence += f", which {len(alike):,} more of the runs have: they were not started"
-        if hint := which_key(key, [f"train.args.{other}" for other in args if other != name]):
-            sentence += f"; {hint}"
-        failed.error = f"{sentence} ({failed.error})"
-        for point in alike:
-            point.status, point.error = "failed", failed.error
-            waiting.remove(point)
-        self.record.write(self._file)
-        return len(alike)
 
 
 class _Hosts:

@@ -22,6 +22,10 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
+    anew = "each task runs the script anew; clients.parallel or a learner avoids that"
+    assert anew not in done.stdout
+    shared = flstream_here("validate", folder, "--set", "clients.count=20")
+    assert anew in shared.stdout
 
 
 def test_the_schema_of_job_files_is_one_json_document(flstream_here):

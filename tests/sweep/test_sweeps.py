@@ -113,32 +113,6 @@ def test_more_seeds_go_on_with_those_that_are_there(sweeps):
     assert setting_rows(more.record)[0]["runs"] == 3
 
 
-def test_an_argument_that_training_code_refuses_ends_the_runs_that_have_it(sweeps):
-    ended, wrong = [], sweeps.sweep("train.args.lrr=1,2", seeds=2)
-    wrong.run(on_progress=ended_into(ended))
-    assert ended == ["lrr=1,seed=5"]
-    (error,) = {point.error for point in wrong.record.points}
-    assert "does not take train.args.lrr, which 3 more of the runs have" in error
-    assert "did you mean train.args.lr?" in error
-    assert {point.status for point in wrong.record.points} == {"failed"}
-    # Nothing of it is worth a folder of its own: the right command may have its folder.
-    right = sweeps.sweep("train.args.lr=1,2")
-    right.run()
-    assert [point.status for point in right.record.points] == ["finished"] * 2
-    assert [path.name for path in right.folder.glob(".failed/*")] == ["lrr=1,seed=5-1"]
-    assert not wrong.directory(wrong.record.points[0]).path.exists()
-    with pytest.raises(UsageError, match="with the point lr=1,seed=5"):
-        sweeps.sweep("train.args.lrr=1")
-
-
-def test_runs_without_the_argument_that_was_refused_go_on(sweeps):
-    own = "train.args={lr = 1, bones = 1},{lr = 2},{bones = 2}"
-    sweep = sweeps.sweep(own)
-    sweep.run()
-    assert [point.status for point in sweep.record.points] == ["failed", "finished", "failed"]
-    assert "which 1 more of the runs have" in sweep.record.points[2].error
-
-
 def test_points_are_known_by_their_values_and_a_name_is_of_one_alone(sweeps):
     path = sweeps.folder / "sweep" / "sweep.json"
     path.parent.mkdir()
