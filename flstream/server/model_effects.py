@@ -84,7 +84,22 @@ class ModelEffects:
                     f"run.fold() was given at, and the training of {next(iter(state.in_flight))} "
                     "is in flight; take its answer from run.next() first, or leave out at"
                 )
-        return self._once("fold", model, to_fold, at=at, step=step, code=code)
+        arguments: dict[str, object] = {
+            "model": [model.version, model.digest],
+            "updates": to_fold.arguments,
+        }
+        if rules:
+            arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
+        if at is not None:
+            arguments["at"] = list(at)
+        if step is not None:
+            arguments["step"] = step.plain()
+        if code is not None:
+            arguments["tensors"] = list(code.plain)
+        request = f"fold(model {model.version}, {to_fold.request})"
+        do = partial(self._make, model=model, to_fold=to_fold, at=at, step=step, code=code)
+        done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
+        return self._take(done, model, to_fold)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
@@ -98,7 +113,11 @@ class ModelEffects:
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
-        return self._once("adopt", model, to_fold)
+        arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
+        request = f"adopt(model {model.version}, {to_fold.request})"
+        do = partial(self._make, model=model, to_fold=to_fold, adopts=True)
+        done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
+        return self._take(done, model, to_fold)
 
     def store(self, model: Model, path: Path) -> Model:
         """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
@@ -139,43 +158,16 @@ class ModelEffects:
             )
         return source
 
-    def _once(
+    def _make(
         self,
-        name: str,
+        number: int,
+        *,
         model: Model,
         to_fold: UpdatesToFold,
-        *,
         at: Sequence[str] | None = None,
         step: ServerStep | None = None,
         code: TensorFold | None = None,
-    ) -> Model:
-        """Fold updates into the next model, which is durable on return, unless that is done."""
-        arguments: dict[str, object] = {
-            "model": [model.version, model.digest],
-            "updates": to_fold.arguments,
-        }
-        if to_fold.rules:
-            arguments["rules"] = {body: rule.plain() for body, rule in to_fold.rules.items()}
-        if at is not None:
-            arguments["at"] = list(at)
-        if step is not None:
-            arguments["step"] = step.plain()
-        if code is not None:
-            arguments["tensors"] = list(code.plain)
-        state, request = self._state, f"{name}(model {model.version}, {to_fold.request})"
-        do = partial(self._make, name == "adopt", model, to_fold, at, step, code)
-        done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
-        return self._take(done, model, to_fold)
-
-    def _make(
-        self,
-        adopts: bool,
-        model: Model,
-        to_fold: UpdatesToFold,
-        at: Sequence[str] | None,
-        step: ServerStep | None,
-        code: TensorFold | None,
-        number: int,
+        adopts: bool = False,
     ) -> tuple[FoldResult, ModelRecord]:
         """Train who is yet to train, and fold updates into the next model, which is durable."""
         state, trained = self._state, None
