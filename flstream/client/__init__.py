@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flstream.client.adapter_rank import to_rank
+from flstream.client.adapters import to_rank
 from flstream.client.base import base_model
 from flstream.client.decorators import evaluate, train
 from flstream.client.dynamic import DynamicRegulariser
@@ -286,7 +286,7 @@ def get_state_dir() -> Path:
     return _current().context.state_dir
 
 
-def system_info() -> Mapping[str, Any]:
+def system_info() -> dict[str, Any]:
     """Facts about the run and this site.
 
     Returns:
@@ -295,7 +295,7 @@ def system_info() -> Mapping[str, Any]:
         ``site_args`` and ``model_args`` (arguments of this site, and of the model's factory),
         ``site_dir`` (the site's folder in the run directory; code works in ``work/`` there) and
         ``job_dir`` (the job file's folder, for files that belong to the job). During a task also
-        ``task_seed`` (of this site in this task) and ``state_dir`` (see :func:`get_state_dir`).
+        ``task_seed`` (of this site in this task).
     """
     return _current().system_info()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from flstream.client.residual import add_residuals
+from flstream.client.adapters import add_residuals
 from flstream.client.seeding import kept_generators
 from flstream.errors import ClientError, ModelError
 from flstream.job.code import make

@@ -52,11 +52,12 @@ class FileTensors(MutableMapping[str, "torch.Tensor"]):
                 "tensor of the same dtype and shape"
             )
         spec, memory = self._spec(name), MemoryBody.of({name: tensor})
-        given = memory.layout.by_name[name]
-        if (given.dtype, given.shape) != (spec.dtype, spec.shape):
+        assigned = memory.layout.by_name[name]
+        if (assigned.dtype, assigned.shape) != (spec.dtype, spec.shape):
             raise ClientError(
                 f"tensor {name!r} of {self._path} is {spec.dtype} of shape {list(spec.shape)}, and "
-                f"was assigned {given.dtype} of shape {list(given.shape)}; assign one that fits"
+                f"was assigned {assigned.dtype} of shape {list(assigned.shape)}; "
+                "assign one that fits"
             )
         self._file.write_tensor(name, memory)
 

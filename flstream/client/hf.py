@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
-from flstream.client.fl_model import FLModel
-from flstream.client.number import number_of
+from flstream.client.fl_model import FLModel, number_of
 from flstream.client.proximal import ProximalGradient, proximal_gradient
 from flstream.client.ranks import check_processes
 from flstream.client.session import current

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flstream.client.fl_model import FLModel
-from flstream.client.site_folder import WORK_FOLDER
 from flstream.errors import ClientError
+
+WORK_FOLDER = "work"
+"""Name of the folder that code works in, below its site's folder."""
 
 MODEL_FILE = "model.safetensors"
 """Name of the file that a learner gets the model in, below the site's work folder."""

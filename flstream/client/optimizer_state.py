@@ -72,14 +72,14 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
-        due = tuple(parameters[index].shape) if index < len(parameters) else None
+        own = tuple(parameters[index].shape) if index < len(parameters) else None
         for key, value in values.items():
             shape = tuple(getattr(value, "shape", ()))
-            if due is None or shape not in ((), due):
+            if own is None or shape not in ((), own):
                 raise ClientError(
                     f"the state {key!r} that the site's last training has left of parameter "
                     f"{index} of the optimizer has shape {list(shape)}, and there it has "
-                    f"{'no tensor' if due is None else list(due)}; make the optimizer of the same "
+                    f"{'no tensor' if own is None else list(own)}; make the optimizer of the same "
                     "parameters in each task, or give each optimizer a name"
                 )
     optimizer.load_state_dict(state)

@@ -19,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flstream.client.session import current
-from flstream.client.site_folder import SPLIT
 from flstream.errors import ClientError
+
+SPLIT = "split.json"
+"""Name of the file in a site's folder with its number of examples by label."""
 
 __all__ = ["by_group", "by_label", "dirichlet", "iid", "quantity", "record", "shards"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from flstream.client.fl_model import FLModel
-from flstream.client.number import number_of
+from flstream.client.fl_model import FLModel, number_of
 from flstream.client.received_values import NO_MODEL, without_tensors
 from flstream.errors import ClientError
 from flstream.job.bodies import OptimizerState
@@ -318,9 +317,10 @@ class Session:
         """Record values in the run's events; see :func:`flstream.client.log`."""
         self.turns.log(key, value, step)
 
-    def system_info(self) -> Mapping[str, Any]:
+    def system_info(self) -> dict[str, Any]:
         """Return the facts about the run and the site, by name."""
-        return SystemInfo(self)
+        facts = self.constants()
+        return facts if self.kind is None else {**facts, "task_seed": self.context.seed}
 
     def constants(self) -> dict[str, Any]:
         """Return the facts that stay the same in every task."""
@@ -338,32 +338,6 @@ class Session:
             self._turn, self._model, self._into = turn, None, None
             self._unanswered, self.metrics, self.has_scored = 0, None, False
         return turn is not None
-
-
-class SystemInfo(Mapping[str, Any]):
-    """Facts about the run and the site by name; access copies the site's files."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._constants = session.constants()
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "task_seed":
-            return self._session.context.seed
-        if key == "state_dir":
-            return str(self._session.context.state_dir)
-        return self._constants[key]
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._constants
-        if self._session.kind is not None:
-            yield from ("task_seed", "state_dir")
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
-
-    def __repr__(self) -> str:
-        return repr(self._constants)
 
 
 _session: Session | None = None

@@ -13,7 +13,7 @@ import msgspec
 
 from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, SimulationError
-from flstream.telemetry.limit_kills import LimitKills
+from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
 from flstream.transport.channel import AbortSignal
 from flstream.transport.messages import MessageChannel

@@ -13,13 +13,9 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.console import print_facts
 from flstream.report.text import counted, pieces
-from flstream.simulation.fleet import FleetFacts
 from flstream.simulation.forecast import Available, Forecast, Lack
 from flstream.text import printable
-from flstream.units import format_bytes, format_seconds
-
-# Kinds of devices that have a number of sites of their own.
-_MOST_DEVICES = 6
+from flstream.units import format_bytes
 
 
 def print_forecast(
@@ -77,9 +73,6 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     shares = clients.workers < clients.count and not job.engine.is_inline
     if shares and job.train.learner is None:
         yield "", "each task runs the script anew; clients.parallel or a learner avoids that"
-    if need.fleet is not None:
-        for place, line in enumerate(_fleet(need.fleet)):
-            yield "" if place else "devices", line
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
@@ -107,18 +100,3 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "all memory", f"about {all_memory} without these, {has}"
     free = "" if room.disk is None else f", {size(room.disk)} free"
     yield "disk", f"about {size(need.disk_bytes)} (keep = {job.checkpoints.keep}){free}"
-
-
-def _fleet(fleet: FleetFacts) -> Iterator[str]:
-    """Yield the lines about the devices of the sites."""
-    names = [f"{count:,} {name}" for name, count in fleet.sites.items()]
-    others = len(names) - _MOST_DEVICES
-    yield ", ".join([*names[:_MOST_DEVICES], *([f"{others} other kinds"] if others > 0 else [])])
-    down, up = (
-        f"{rate / 1e6:.3g} Mbit/s {way}" if rate is not None else f"no limit {way}"
-        for rate, way in ((fleet.down, "down"), (fleet.up, "up"))
-    )
-    yield f"medians: speed {fleet.speed:.3g}, {down}, {up}, latency {format_seconds(fleet.latency)}"
-    if fleet.without_memory:
-        count = counted(fleet.without_memory, "site")
-        yield f"{count} without the memory for the model, never asked"

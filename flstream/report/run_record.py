@@ -313,7 +313,7 @@ def _read_json(path: Path, kind: Any, notes: list[str]) -> Any:
 
 
 def _read_split(sites: Path, notes: list[str]) -> Mapping[str, Mapping[str, int]]:
-    from flstream.client.site_folder import SPLIT  # at the end of a run: it loads the whole client
+    from flstream.client.partition import SPLIT  # at the end of a run: it loads the whole client
 
     paths = {path.parent.name: path for path in sites.glob(f"*/{SPLIT}")}
     names = sorted(paths, key=natural_key)

@@ -33,7 +33,7 @@ from flstream.telemetry.events import (
 from flstream.telemetry.halts import halt_at
 from flstream.text import brief_names
 from flstream.units import format_bytes
-from flstream.worker.code_errors import sentence
+from flstream.worker.user_code import sentence
 
 
 def prepare(context: ServerContext) -> None:

@@ -23,7 +23,7 @@ from flstream.server.collector import SiteLost
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Emit, Warned
-from flstream.telemetry.limit_kills import LimitKills
+from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
 from flstream.worker.messages import Failed, Stop
 

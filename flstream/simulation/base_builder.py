@@ -77,18 +77,8 @@ def build_base(
 ) -> BaseReady:
     """Build a job's base in a process, unless its file is there.
 
-    Args:
-        job: The job, with a base.
-        run: The run directory.
-        host: Host of the process.
-        abort: Signal that stops the run.
-        on_started: Function that is called with the name and pid of the process.
-        before: Digest of the base that the run has begun with; None for a new run.
-
-    Raises:
-        ResumeRefusedError: It is another base now.
-        ModelError: It cannot be built.
-        SimulationError: The process has ended.
+    ``before`` is the digest of the base that the run has begun with; None for a new run. Another
+    one is refused.
     """
     log, target = run.log(BUILDER), f"{__name__}:built_here"
     call = ProcessCall[BaseReady](host, BUILDER, BaseReady, target, job, log=log, abort=abort)

@@ -21,19 +21,18 @@ from pathlib import Path
 import msgspec
 
 from flstream.client.ranks import INHERITED
-from flstream.client.site_folder import enter_work_folder
 from flstream.engines.engine import WorkerSockets
 from flstream.engines.fork_server import adopt_orphans, end_with_parent, temporary_prefix
 from flstream.engines.processes import kill_descendants
 from flstream.errors import FlstreamError, SimulationError
 from flstream.simulation.child import end_with_peer
 from flstream.telemetry.events import SERVER
-from flstream.telemetry.limit_kills import LimitKills
+from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
-from flstream.worker.code_errors import CodeFailure
 from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.run_script import last_line, script_words
+from flstream.worker.user_code import CodeFailure, enter_work_folder
 from flstream.worker.worker_info import WorkerInfo
 
 FOLDER = "FLSTREAM_COMMAND"

@@ -54,20 +54,16 @@ def debug_site(job: Job, site: str, round_number: int, run: Path | None) -> Debu
             try:
                 point = None if source is None else plan_resume(job, copy, round_number - 1)
                 summary = simulate(job, copy, lambda *_: None, resume=point)
-            except ResumeRefusedError as error:
-                if source is None:
-                    raise
-                raise UsageError(
-                    f"the run in {run} no longer has all that round {round_number} began with: "
-                    "checkpoints.keep has removed it, or a file is damaged; name another round "
-                    f"({_reason(error, copy, source)}){_differences(job, source)}"
-                ) from error
-            except JobError:  # of the job alone
-                raise
             except UsageError as error:
-                if source is None:
+                if source is None or isinstance(error, JobError):  # of the job alone
                     raise
                 reason = _reason(error, copy, source)
+                if isinstance(error, ResumeRefusedError):
+                    reason = (
+                        f"the run in {run} no longer has all that round {round_number} began with: "
+                        "checkpoints.keep has removed it, or a file is damaged; name another round "
+                        f"({reason})"
+                    )
                 raise UsageError(reason + _differences(job, source)) from error
         if not debugged.has_trained:
             error_text = summary.error or f"{site} was not asked to train"

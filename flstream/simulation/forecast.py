@@ -30,7 +30,6 @@ from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
-from flstream.simulation.fleet import FleetFacts, fleet_facts
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -88,7 +87,6 @@ class Forecast:
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
         building: How the initial model is built; None if that is not known.
-        fleet: Facts about the sites' devices; None without devices.
     """
 
     imports: Imports
@@ -107,12 +105,6 @@ class Forecast:
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
     building: Building | None = None
-    fleet: FleetFacts | None = None
-
-    def with_base(self, nbytes: int) -> Forecast:
-        """Return the forecast with a base of some bytes, which are in memory once."""
-        need = replace(self, base_bytes=nbytes, total_bytes=self.total_bytes + nbytes)
-        return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))
 
     @property
     def building_bytes(self) -> int:
@@ -161,6 +153,7 @@ def forecast(
     imports: Imports | None = None,
     programs: Sequence[ProgramOutline] = (),
     building: Building | None = None,
+    base_bytes: int = 0,
 ) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
@@ -171,6 +164,7 @@ def forecast(
         programs: What the job's workflows do in their first rounds; without them, or where the
             first could not be run dry, a round is a training of ``clients.per_round`` sites.
         building: How the initial model is built, if that is known.
+        base_bytes: Size of the base that the sites share; 0 without one.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
@@ -212,9 +206,7 @@ def forecast(
     checkpoint = plan.model + plan.optimizer_state
     passing = sum(plan.of_a_round.values()) - checkpoint
     kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
-    # The initial model is built before a site has one.
-    builder = 0 if building is None else building.memory
-    return Forecast(
+    need = Forecast(
         imports=imports,
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
@@ -224,9 +216,7 @@ def forecast(
         up_bytes=up,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared
-        + _OTHERS_BYTES
-        + max(server + local_processes * worker, builder),
+        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base_bytes,
         disk_bytes=plan.model
         + plan.more_checkpoints(0, 1) * checkpoint
         + passing
@@ -235,8 +225,10 @@ def forecast(
         epsilon=spent,
         programs=list(programs),
         building=building,
-        fleet=fleet_facts(job, layout.nbytes),
+        base_bytes=base_bytes,
     )
+    # Base and initial model are built before a site has one.
+    return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))
 
 
 def available_in(folder: Path) -> Available:

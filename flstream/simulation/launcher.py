@@ -39,9 +39,9 @@ from flstream.telemetry.events import (
     RunRefused,
     Warned,
 )
-from flstream.telemetry.limit_kills import LimitKills
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
+from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
@@ -51,7 +51,7 @@ from flstream.transport.messages import MessageChannel
 # the client API.
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
-    from flstream.telemetry.memory_limit import MemoryGroup
+    from flstream.telemetry.memory_group import MemoryGroup
     from flstream.tracking.feed import TrackerThread
 
 LAUNCHER = "launcher"

@@ -77,8 +77,8 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
             measured = probe(job, host)
             programs = [] if problems else outline_programs(job, host)
         if not problems:
-            need = forecast(job, measured.layout, measured.imports, programs, measured.building)
-            return measured, need.with_base(measured.base_bytes)
+            facts = measured.imports, programs, measured.building, measured.base_bytes
+            return measured, forecast(job, measured.layout, *facts)
     except FlstreamError as error:
         problems.append(Problem("", str(error)))
     raise JobError(path.absolute(), problems)

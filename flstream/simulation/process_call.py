@@ -86,7 +86,7 @@ class ProcessCall(Generic[ValueT]):
 
 
 def _answer(caller: socket.socket, target: str, *args: Any) -> None:
-    """Call a function, and send what came of it."""
+    """Call a function, and send its value or its error."""
     try:
         answer = _Answer(msgspec.Raw(msgspec.msgpack.encode(resolve_name(target)(*args))))
     except Exception as error:

@@ -22,10 +22,10 @@ from flstream.simulation.child import abandon_in_children, end_with_peer, prepar
 from flstream.simulation.command import END, FOLDER, INFO, SOCKET, ScriptEnd
 from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
-from flstream.worker.code_errors import CodeFailure
 from flstream.worker.ranks import RankStore, RankTurns
-from flstream.worker.run_script import run_script
+from flstream.worker.run_script import import_beside_script, run_script
 from flstream.worker.turns import SiteTurns
+from flstream.worker.user_code import CodeFailure
 from flstream.worker.worker_info import WorkerInfo
 
 _TWICE = (
@@ -52,6 +52,7 @@ def rank_main(words: Sequence[str]) -> int:
     abandon_in_children(worker.close)
     prepare_imports(info.job)
     have_fork_as_default()
+    import_beside_script(info.job)
     ranks = RankStore(folder, place, _peer(worker))
     if sockets is not None:
         with serving(info, sockets) as site:

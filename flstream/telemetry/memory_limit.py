@@ -11,188 +11,27 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from flstream.errors import UsageError
 from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.memory import own_rss
+from flstream.telemetry.memory_group import STOPS, V1, V2, GroupFiles, MemoryGroup, present
 from flstream.units import format_bytes
 
 _PREFIX = "flstream-"
 _PROC = Path("/proc/self")
-_STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-# A group is at its limit within this much: each core charges memory in batches.
-_SLACK_BYTES = 16 << 20
-# Time for killed processes to give their memory back, and for systemd to answer.
-_END_SECONDS, _ANSWER_SECONDS = 5.0, 20.0
+# Time for systemd to answer.
+_ANSWER_SECONDS = 20.0
 _SCOPE = "systemd-run --user --scope"
 # Else systemd ends a whole scope of which one process is killed. Before version 253 it knows no
 # such property of scopes, and does not do it.
 _POLICIES = ["OOMPolicy=continue"], list[str]()
-
-
-class _Files(NamedTuple):
-    """Names of a group's files in one version of control groups."""
-
-    limit: str
-    swap: str  # in version 1, of memory and swap together
-    usage: str
-    peak: str
-    events: str
-    kept: tuple[str, str]  # in memory.stat: what the kernel cannot drop for want of swap
-
-
-_V2 = _Files(
-    *("memory.max", "memory.swap.max", "memory.current", "memory.peak", "memory.events"),
-    ("anon", "shmem"),
-)
-_V1 = _Files(
-    *("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"),
-    *("memory.max_usage_in_bytes", "memory.oom_control"),
-    ("total_rss", "total_shmem"),
-)
-
-
-class KillCounts(NamedTuple):
-    """How often a group ran out of memory, and how many of its processes the kernel has killed.
-
-    The second one grows for whatever reason the kernel has; the first one for the group's limit.
-    """
-
-    shortages: int
-    kills: int
-
-
-class MemoryGroup:
-    """Control group around the processes of a run.
-
-    Args:
-        variable: Value of the environment variable of the run's processes.
-
-    Attributes:
-        owner: Pid of the process that has entered it first.
-        limit: Limit in bytes.
-        path: Its folder.
-        peak_anonymous: Highest sample of its anonymous and shared memory, without cached files.
-    """
-
-    peak_anonymous = 0
-
-    def __init__(self, variable: str) -> None:
-        owner, limit, home, path = variable.split("\n")
-        self.owner, self.limit, self.path = int(owner), int(limit), Path(path)
-        # The group that the owner came from; systemd removes its groups itself.
-        self._home = Path(home) if home else None
-        self._files = _V2 if (self.path / _V2.limit).exists() else _V1
-        self._highest, self._shortages, self._lock = 0, 0, threading.Lock()
-        self._notices = _shortage_notices(self.path) if self._files is _V1 else None
-        self._explained = self.counts().kills
-
-    def peak(self) -> int:
-        """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
-        with suppress(OSError):
-            name = self._files.peak if self._has_peak() else self._files.usage
-            self._highest = max(self._highest, int((self.path / name).read_text()))
-        return self._highest
-
-    def sample(self) -> None:
-        """Read the memory of the group, and keep the highest of what was read."""
-        self.peak()
-        with suppress(OSError):
-            stat = dict(map(str.split, (self.path / "memory.stat").read_text().splitlines()))
-            anonymous = sum(int(stat.get(name, 0)) for name in self._files.kept)
-            self.peak_anonymous = max(self.peak_anonymous, anonymous)
-
-    def counts(self) -> KillCounts:
-        """Return what the kernel has counted since the group was made; shortages from this on."""
-        lines = list[str]()
-        with suppress(OSError):
-            lines = (self.path / self._files.events).read_text().splitlines()
-        counts = dict(line.split() for line in lines)
-        kills = int(counts.get("oom_kill", 0))
-        if self._files is _V2:
-            return KillCounts(int(counts.get("oom", 0)), kills)
-        with self._lock:
-            if self._notices is None:  # the kernel does not tell
-                self._shortages = kills
-            else:
-                with suppress(BlockingIOError):  # no further one
-                    self._shortages += os.eventfd_read(self._notices)
-            return KillCounts(self._shortages, kills)
-
-    def explains_kill(self, before: KillCounts) -> bool:
-        """Return whether the limit explains one more kill after others were counted."""
-        counts, known = self.counts(), max(self._explained, before.kills)
-        # In version 1 a shortage of a group around this one is noticed here, too.
-        is_own = self._files is _V2 or self.peak() + _SLACK_BYTES >= self.limit
-        if counts.kills <= known or counts.shortages <= before.shortages or not is_own:
-            return False
-        self._explained = known + 1
-        return True
-
-    def leave(self) -> None:
-        """Move this process, and what the run has left, back to where it was; remove the group.
-
-        Signals that stop a run wait until then.
-        """
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        try:
-            self._leave()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def _leave(self) -> None:
-        self.peak()
-        os.environ.pop(MEMORY_GROUP, None)
-        with self._lock:
-            if self._notices is not None:
-                os.close(self._notices)
-                self._notices = None
-        if self._home is None:
-            return
-        for pid in self._pids():
-            with suppress(OSError):
-                (self._home / "cgroup.procs").write_text(pid)
-        deadline = time.monotonic() + _END_SECONDS
-        for pid in self._pids():  # one that is ending cannot be moved
-            if pid not in ("0", str(os.getpid())):
-                with suppress(OSError):  # it is gone, or the kernel has no pidfd_open
-                    _wait(int(pid), deadline - time.monotonic())
-        with suppress(OSError):  # then it is as one whose run was killed
-            self.path.rmdir()
-
-    def _has_peak(self) -> bool:
-        return (self.path / self._files.peak).exists()
-
-    def _pids(self) -> list[str]:
-        with suppress(OSError):
-            return (self.path / "cgroup.procs").read_text().split()
-        return []
-
-
-_present: dict[tuple[int, str], MemoryGroup] = {}  # by process, as a fork has its parent's
-
-
-def present() -> MemoryGroup | None:
-    """Return the group of the run that this process is a part of; None without a limit."""
-    variable = os.environ.get(MEMORY_GROUP)
-    if variable is None:
-        return None
-    key = os.getpid(), variable
-    if key not in _present:
-        try:
-            _present[key] = MemoryGroup(variable)
-        except ValueError:  # flstream has not set it
-            return None
-    return _present[key]
 
 
 @contextmanager
@@ -236,7 +75,7 @@ def restart(limit: int, proc: Path = _PROC) -> None:
     if sys.orig_argv[len(sys.orig_argv) - len(own) :] != own:
         return
     # Nothing may end this process until it can remove the group.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     command = [sys.executable, *sys.orig_argv[1:]]
     group, tried = _entered(limit, proc)
     try:
@@ -267,26 +106,11 @@ def restarted(proc: Path = _PROC) -> Iterator[bool]:
     try:
         if not path:
             _note(int(limit), home, _own_scope(int(limit), proc))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         yield True
     finally:
         if (group := present()) is not None:
             group.leave()
-
-
-def _shortage_notices(path: Path) -> int | None:
-    """Return an eventfd that counts how often a group of version 1 runs out of memory."""
-    notices = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    try:
-        events = os.open(path / _V1.events, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            (path / "cgroup.event_control").write_text(f"{notices} {events}")
-        finally:
-            os.close(events)
-    except OSError:
-        os.close(notices)
-        return None
-    return notices
 
 
 def remove_leftovers(proc: Path = _PROC) -> None:
@@ -316,10 +140,10 @@ def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
     """Enter a new group; return it, or None, and clauses on failed attempts."""
     from tempfile import mkdtemp
 
-    tried = {_V2: "cgroup v2: it is not mounted", _V1: "cgroup v1: it is not mounted"}
+    tried = {V2: "cgroup v2: it is not mounted", V1: "cgroup v1: it is not mounted"}
     for files, version, parent, home in _places(proc):
         try:
-            if files is _V2:
+            if files is V2:
                 _delegate(parent, home)
             with _turn(parent):  # else others might take it for a leftover
                 _remove_empty(parent)
@@ -327,7 +151,7 @@ def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
                 try:
                     (path / files.limit).write_text(str(limit))
                     with suppress(OSError):  # a kernel that does not account for swap
-                        (path / files.swap).write_text("0" if files is _V2 else str(limit))
+                        (path / files.swap).write_text("0" if files is V2 else str(limit))
                     (path / "cgroup.procs").write_text(str(os.getpid()))
                 except OSError:
                     path.rmdir()
@@ -338,9 +162,9 @@ def _entered(limit: int, proc: Path) -> tuple[MemoryGroup | None, list[str]]:
     return None, list(tried.values())
 
 
-def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
+def _places(proc: Path) -> list[tuple[GroupFiles, str, Path, Path]]:
     """Return for each version its files and name, where a group goes, and this process's group."""
-    groups, places = dict[str, str](), dict[int, tuple[_Files, str, Path, Path]]()
+    groups, places = dict[str, str](), dict[int, tuple[GroupFiles, str, Path, Path]]()
     try:
         own_groups, mounts = ((proc / name).read_text() for name in ("cgroup", "mountinfo"))
     except OSError:  # a kernel without control groups, or no /proc
@@ -360,12 +184,12 @@ def _places(proc: Path) -> list[tuple[_Files, str, Path, Path]]:
         if not own.is_dir():
             continue
         if controller:
-            places.setdefault(1, (_V1, "cgroup v1", own, own))
+            places.setdefault(1, (V1, "cgroup v1", own, own))
         else:
             # Beside this process's group, since below one with processes there are no controllers;
             # but for the root.
             parent = own if own == Path(point) else own.parent
-            places.setdefault(0, (_V2, "cgroup v2", parent, own))
+            places.setdefault(0, (V2, "cgroup v2", parent, own))
     return [places[order] for order in sorted(places)]
 
 
@@ -374,7 +198,7 @@ def _delegate(parent: Path, home: Path) -> None:
     if "memory" not in (home / "cgroup.controllers").read_text().split():
         raise OSError(f"no memory controller is delegated to {home}")
     if home != parent:
-        own_limit = home / _V2.limit
+        own_limit = home / V2.limit
         if own_limit.exists() and own_limit.read_text().strip() != "max":
             raise OSError(f"{home} has a limit of its own, which a group beside it would evade")
         # systemd removes a scope without processes, and there would be no way back. Its own group
@@ -436,14 +260,3 @@ def _turn(parent: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-def _wait(pid: int, seconds: float) -> None:
-    """Wait until a process has ended, ``seconds`` at most."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        poll.poll(max(seconds, 0.0) * 1e3)
-    finally:
-        os.close(pidfd)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flstream.client.fl_model import FLModel, ParamsType
-from flstream.client.number import no_number, number_of
+from flstream.client.fl_model import FLModel, ParamsType, no_number, number_of
 from flstream.errors import ClientError
 from flstream.job.bodies import NUM_STEPS
 from flstream.model.checkpoint import FileSource, regular_size
@@ -98,16 +97,9 @@ def names_to_send(
 ) -> tuple[Collection[str], bool]:
     """Return the names of an update's tensors to send, and whether some are missing among them.
 
-    Tensors that are not aggregated keep their old values, so they are left out.
-
-    Args:
-        names: Names of the answer's tensors.
-        model: The answer.
-        task: The task.
-        layout: Layout of the received model; None if it was not received.
-        selected: Names of the layout's tensors that are aggregated; None for all.
-        held_back: Names of those that the code did not receive, and need not send.
-        is_part: Whether a body travels beside the model of which nothing is sent.
+    Tensors that are not aggregated (``selected``) keep their old values, so they are left out.
+    Those that are held back did not reach the code, which need not send them. ``is_part`` tells
+    that a body travels beside the model of which nothing is sent.
     """
     if task.kind == "submit_model" and (not names or model.params_type == ParamsType.DIFF):
         what = "no params" if not names else "a difference as its params"
@@ -159,16 +151,8 @@ def _names_of_parts(
 def file_to_send(path: Path, site: str, received: Layout | None, beside: Sequence[str]) -> Source:
     """Open the file of an answer, whose tensors are put in the order in which models travel.
 
-    Args:
-        path: Path of the file.
-        site: Name of the site.
-        received: Layout of the received model; None if it was not received.
-        beside: Names of the bodies that the workflow folds beside the model.
-
-    Raises:
-        CheckpointError: It is no sound safetensors file.
-        ClientError: The workflow folds bodies that a file does not have, or another site has
-            received its model into this file.
+    ``beside`` are names of the bodies that the workflow folds beside the model, which a file does
+    not have.
     """
     expect_file_alone(beside)
     regular_size(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from flstream.client.number import number_of
+from flstream.client.fl_model import number_of
 from flstream.errors import ClientError
 
 _MOST_CHARACTERS = 1 << 20

@@ -14,14 +14,19 @@ from flstream.client.fl_model import FLModel
 from flstream.client.learner import MODEL_FILE, SiteContext
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter, knows_task
-from flstream.client.site_folder import enter_work_folder
 from flstream.errors import ClientError
 from flstream.job.code import check, load, make
 from flstream.telemetry.events import EVALUATOR
-from flstream.worker.code_errors import CodeFailure, log_traceback, run_code, sentence
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed
 from flstream.worker.site_turn import SiteTurn
 from flstream.worker.turns import SiteTurns, serve_turns
+from flstream.worker.user_code import (
+    CodeFailure,
+    enter_work_folder,
+    log_traceback,
+    run_code,
+    sentence,
+)
 from flstream.worker.worker import Worker
 
 
@@ -89,10 +94,10 @@ def serve_learner(worker: Worker) -> None:
             raise ClientError(f"{kind_of} has no method {turn.kind}(self, model); define it")
         if getattr(learner, "exchange", "params") == "file":
             file = site.path_of(MODEL_FILE)
-            given: Any = turn.receive(file=file).file
+            argument: Any = turn.receive(file=file).file
         else:
-            given = turn.receive()
-        answer = getattr(learner, turn.kind)(given)
+            argument = turn.receive()
+        answer = getattr(learner, turn.kind)(argument)
         if not isinstance(answer, FLModel):
             raise ClientError(
                 f"{kind_of}.{turn.kind}() returned a {type(answer).__name__}; "

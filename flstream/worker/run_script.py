@@ -16,11 +16,10 @@ from typing import Any
 from flstream.client.received_values import NO_MODEL
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter
-from flstream.client.site_folder import enter_work_folder
 from flstream.job import Job
-from flstream.worker.code_errors import CodeFailure, run_code
 from flstream.worker.site_turn import SiteTurn
 from flstream.worker.turns import SiteTurns, serve_turns
+from flstream.worker.user_code import CodeFailure, enter_work_folder, run_code
 from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
@@ -30,6 +29,7 @@ _UNANSWERED = "{name} ended without answering the task; send() an FLModel for ea
 
 def serve_own_site(worker: Worker) -> None:
     """Run the script once, in a site's own process; the script asks for tasks."""
+    import_beside_script(worker.info.job)
     turns = SiteTurns(worker)
     while True:
         session = Session(turns)
@@ -46,6 +46,7 @@ def serve_sites(worker: Worker) -> None:
 
     Imported modules stay in memory from one run of the script to the next; its variables do not.
     """
+    import_beside_script(worker.info.job)
     worker.ready()
     worker.expect_imports()
     imported = False
@@ -64,6 +65,12 @@ def serve_sites(worker: Worker) -> None:
         return failure
 
     serve_turns(worker, run)
+
+
+def import_beside_script(job: Job) -> None:
+    """Find modules first beside the script, as the interpreter does."""
+    assert job.train.script is not None
+    sys.path.insert(0, str(job.train.script.parent))
 
 
 def script_words(job: Job, site: str) -> list[str]:
@@ -120,8 +127,6 @@ def run_script(
     script, site = info.job.train.script, session.site
     assert script is not None
     sys.argv = [str(script), *(script_words(info.job, site) if words is None else words)]
-    if (folder := str(script.parent)) not in sys.path[:1]:
-        sys.path.insert(0, folder)
 
     def run() -> CodeFailure | None:
         with suppress(OSError):  # its tasks fail for the same reason

@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from flstream.aggregation.rules import AggregationRule
-from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.fl_model import FLModel, ParamsType, number_of
 from flstream.client.learner import SiteContext
-from flstream.client.number import number_of
 from flstream.client.own_files import OWN_FOLDER
 from flstream.codecs.chain import CodecChain, chain_of
 from flstream.codecs.error_feedback import encode_with_feedback

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from flstream.client.adapters import check_residuals, receive_residuals
 from flstream.client.base import check_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
-from flstream.client.residual import check_residuals, receive_residuals
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
 from flstream.errors import ClientError, FlstreamError
@@ -34,12 +34,12 @@ from flstream.worker.answers import (
     names_to_send,
     weight_of,
 )
-from flstream.worker.code_errors import CodeFailure
 from flstream.worker.late_fetch import LateFetch
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, Progress, SiteAnswer
 from flstream.worker.meta import pack_values, sent_names
 from flstream.worker.state import SiteState
 from flstream.worker.task_model import TaskModel, received_model
+from flstream.worker.user_code import CodeFailure
 from flstream.worker.worker import Worker
 
 if TYPE_CHECKING:

@@ -131,6 +131,7 @@ class TaskModel:
         self.selected: Collection[str] | None = None
         self.held_back: Collection[str] = ()
         self.kept: MemoryBody | BodyFile | BufferSource | None = None
+        self._mapped: MappedModel | None = None
         self.worker = worker
         self._changes = worker.changes
         self._framework = worker.info.job.train.exchange_format
@@ -149,24 +150,17 @@ class TaskModel:
         sink_for = partial(self._sink, target)
         whole = _same_for_all_attempts(lambda layout: sink_for(layout, layout))
         tensors: Params
-        if self._has_several_sites or self._changes.keep_model(self.task.kind):
-            model = self._arrived(whole)
-            self._keep(model, site)
-            seen = self._changes.received(model, site)
-            self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
-            is_whole = seen.layout == model.layout
-            sink = whole(model.layout) if is_whole else sink_for(model.layout, seen.layout)
+        seen = self._seen(site, whole)
+        if seen is None:
+            tensors = self._fetch(whole).tensors
+        elif self._mapped is not None and self.kept is None and target(seen.layout) is None:
+            tensors = self._mapped.tensors(self._framework)
+        else:
+            assert self.joint is not None
+            is_whole = seen.layout == self.joint
+            sink = whole(self.joint) if is_whole else sink_for(self.joint, seen.layout)
             copy(seen, sink)
             tensors = sink.tensors
-        elif not self.task.mapped:
-            tensors = self._fetch(whole).tensors
-        else:
-            mapped = self._map()
-            if target(mapped.layout) is None:
-                tensors = mapped.tensors(self._framework)
-            else:
-                copy(mapped.source(), sink := whole(mapped.layout))
-                tensors = sink.tensors
         assert self.joined is not None
         tensors, bodies = self.joined.taken_apart(tensors, self._framework)
         if into is None and self.layout is not None:
@@ -182,8 +176,7 @@ class TaskModel:
                 "receive(), as fetch() has no part of that"
             )
         framework = self._framework
-        if self._has_several_sites or self._changes.keep_model(task.kind) or task.mapped:
-            seen = self._changes.received(self._arrived(None), site)
+        if (seen := self._seen(site)) is not None:
             sink = selected_memory(seen.layout, names, None, framework, SERVER)
             copy(part_of(seen, set(sink.layout.by_name)), sink)
         else:
@@ -216,14 +209,8 @@ class TaskModel:
             return file_to_overwrite(path, layout, facts)
 
         sink_for = _same_for_all_attempts(file_for)
-        if self._has_several_sites or self._changes.keep_model(self.task.kind):
-            model = self._arrived(None)
-            seen = self._changes.received(model, site)
-            self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+        if (seen := self._seen(site)) is not None:
             copy(seen, sink_for(seen.layout))
-        elif self.task.mapped:
-            mapped = self._map()
-            copy(mapped.source(), sink_for(mapped.layout))
         else:
             self._fetch(sink_for)
 
@@ -253,6 +240,19 @@ class TaskModel:
         if self.task.parts is None or self.kept is None:
             return self.kept
         return ReceivedFile(site.state_dir).source()
+
+    def _seen(self, site: SiteContext, place: Seen | None = None) -> Source | None:
+        """Return the model as code sees it, where it is here; None where it comes straight there.
+
+        ``place`` returns where code will see it, which may have some of its bytes.
+        """
+        if self._has_several_sites or self._changes.keep_model(self.task.kind):
+            model = self._arrived(place)
+            self._keep(model, site)
+            seen = self._changes.received(model, site)
+            self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
+            return seen
+        return self._map().source() if self.task.mapped else None
 
     def _keep(self, model: Source, site: SiteContext) -> None:
         """Keep the parts of models that a site receives in one file, for its updates."""
@@ -392,7 +392,9 @@ class TaskModel:
         return _as_sent(source, coding)
 
     def _map(self) -> MappedModel:
-        """Map the model's checkpoint, by the descriptor that the server sends."""
+        """Map the model's checkpoint, once, by the descriptor that the server sends."""
+        if self._mapped is not None:
+            return self._mapped
         worker = self.worker
         # No model is expected in memory soon.
         worker.memory.release()
@@ -404,6 +406,7 @@ class TaskModel:
             model = MappedModel(file.fd, "the checkpoint that the server has handed over")
             if model.layout != remote.layout:
                 raise CheckpointError("the server has handed over a checkpoint of other tensors")
+        self._mapped = model
         self._take(model.layout)
         worker.received(self.task.effect, Transfer(reused=model.layout.nbytes))
         return model

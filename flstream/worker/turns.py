@@ -23,7 +23,6 @@ from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
-from flstream.worker.code_errors import CodeFailure
 from flstream.worker.logged_values import step_of, values_of
 from flstream.worker.messages import (
     Answered,
@@ -40,6 +39,7 @@ from flstream.worker.ranks import RankStore
 from flstream.worker.site_turn import SiteTurn
 from flstream.worker.state import SiteState
 from flstream.worker.task_model import TaskModel
+from flstream.worker.user_code import CodeFailure
 from flstream.worker.worker import Worker
 
 

@@ -9,7 +9,7 @@ import flstream.client as flare
 from flstream.errors import ClientError
 from flstream.streaming.payload import pack, unpack
 from flstream.worker.answers import weight_of
-from flstream.worker.code_errors import sentence
+from flstream.worker.user_code import sentence
 
 CALLS = ["init", "is_running", "receive", "is_train", "is_evaluate", "get_site_name"]
 CALLS += ["get_state_dir", "system_info"]

@@ -5,7 +5,7 @@ import os
 import pytest
 from training_scripts import QUIET, plain
 
-from flstream.client import site_folder
+from flstream.worker import user_code
 
 ENOSPC = "No space left on device"
 NAMED = {
@@ -17,7 +17,7 @@ NAMED = {
 
 @pytest.mark.parametrize("error", NAMED)
 def test_a_full_disk_is_named_where_the_error_names_no_file(jobs, monkeypatch, error):
-    monkeypatch.setattr(site_folder, "_is_full", lambda folder: folder.endswith("/site-2"))
+    monkeypatch.setattr(user_code, "_is_full", lambda folder: folder.endswith("/site-2"))
     script = plain(f"if site == 'site-2':\n    raise {error}")
     [failure] = jobs.run(script, "clients.min_updates=1", "rounds=1", QUIET).summary.failures
     disk = os.path.realpath(jobs.folder / "run-0" / "sites" / "site-2")

@@ -4,7 +4,7 @@ import pytest
 from training_scripts import QUIET, adding, of_kind, plain
 
 from flstream.job import JobError
-from flstream.telemetry.events import EVALUATOR, Evaluated, ProcessReady, SiteFailed
+from flstream.telemetry.events import EVALUATOR, ProcessReady, SiteFailed
 
 AT = ("evaluate.at=server", "evaluate.script=score.py")
 
@@ -104,22 +104,6 @@ def test_other_workflows_are_scored_centrally(central, workflow):
         1 / 3 if workflow == "evaluate" else 0.5,
         "server",
     )
-
-
-def test_a_run_that_is_cut_off_resumes_to_the_same_scores(jobs, central):
-    whole = central().summary
-
-    def stop(event, sampler):
-        if isinstance(event, Evaluated) and event.round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        central(listener=stop)
-    resumed = jobs.go_on(
-        jobs.folder / "run-1", SITES, "rounds=3", *AT, "evaluate.args.best=2"
-    ).summary
-    assert resumed.status == "finished", resumed.error
-    assert (resumed.model.digest, resumed.metrics) == (whole.model.digest, whole.metrics)
 
 
 FAILS = {

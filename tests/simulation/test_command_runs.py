@@ -44,7 +44,7 @@ import json, socket, sys, tempfile
 from pathlib import Path
 from flstream.engines.engine import WorkerSockets
 from flstream.simulation import command
-from flstream.telemetry.limit_kills import LimitKills
+from flstream.telemetry.memory_group import LimitKills
 
 LimitKills.clause = lambda self, remedy: f", as memory_limit was reached{remedy}"
 RANK = (

@@ -1,6 +1,5 @@
 """A forecast is about what a run takes; what does not fit is told the change that does."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from training_scripts import QUIET, adding
 from flstream.errors import UsageError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
-from flstream.report.console import make_console
-from flstream.report.forecast import forecast_json, print_forecast
 from flstream.simulation.forecast import (
     Available,
     Imports,
@@ -195,25 +192,3 @@ def test_the_most_checkpoints_that_fit_are_named():
 
 def test_room_is_looked_for_where_the_folder_would_be(tmp_path):
     assert (available_in(tmp_path / "not" / "there").disk or 0) > 0
-
-
-def test_the_fleet_is_counted_with_its_medians_and_the_sites_without_memory(capsys):
-    kinds = {
-        "phone": {"share": 0.6, "speed": 0.5, "up": "5 Mbit", "memory": "1 MiB"},
-        "laptop": {"share": 0.4, "latency": "50 ms"},
-    }
-    clients = {"count": 1000, "parallel": 2}
-    job = a_job(clients=clients, time={"clock": "virtual"}, devices=kinds)
-    need, room = forecast(job, plain_layout(2 * MIB)), available_in(Path.cwd())
-    print_forecast(make_console(), job, need, room, [])
-    shown = capsys.readouterr().out
-    facts = json.loads(json.dumps(forecast_json(job, need, room, [])))["fleet"]
-    phones, laptops = facts["sites"]["phone"], facts["sites"]["laptop"]
-    assert phones + laptops == 1000
-    assert phones == pytest.approx(600, abs=50)
-    assert f"{phones} phone, {laptops} laptop" in shown
-    assert "medians: speed 0.5, no limit down, 5 Mbit/s up, latency 0 s" in shown
-    assert f"{phones} sites without the memory for the model" in shown
-    medians = (facts["speed"], facts["up"], facts["down"], facts["latency"])
-    assert (medians, facts["without_memory"]) == ((0.5, 5e6, None, 0), phones)
-    assert forecast(a_job(), plain_layout(MIB)).fleet is None

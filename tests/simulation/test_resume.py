@@ -5,14 +5,10 @@ from pathlib import Path
 
 import pytest
 from journal_support import flip
-from training_scripts import QUIET, adding, noisy, of_kind, results, trained
+from training_scripts import QUIET, adding, noisy, results, trained
 
-from flstream.errors import ResumeRefusedError
 from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
-from flstream.telemetry.events import (
-    Warned,
-)
 
 NEEDS = "needs states of its sites that cannot be used"
 TWO = ["clients.count=2", "clients.names=[ward-1, lab-2]", QUIET]
@@ -45,41 +41,6 @@ def newest_state(run: RunDirectory, site: str) -> Path:
 
 def alter(path: Path) -> None:
     (path / "momentum.json").write_text("7.5")
-
-
-def cut_journal(run: RunDirectory, rounds: int, more: int = 0) -> None:
-    """Leave what the journal says of some rounds, and some bytes of the line after that."""
-    lines = run.events.read_bytes().splitlines(keepends=True)
-    end = [n for n, line in enumerate(lines) if b'"kind":"round_finished"' in line][rounds - 1] + 1
-    run.events.write_bytes(b"".join([*lines[:end], lines[end][:more]]))
-
-
-# What is done to a run, and why it cannot go on.
-REFUSED = {
-    "a state": (lambda run: alter(newest_state(run, "lab-2")), "that of lab-2 after effect"),
-    "all states": (lambda run: shutil.rmtree(run.site("lab-2") / "state"), "is missing"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_state_that_is_needed_and_damaged_is_refused_with_its_reason(jobs, six, what):
-    harm, sentence = REFUSED[what]
-    harm(six)
-    advice = "put them back from a copy, or leave out --res"
-    with pytest.raises(ResumeRefusedError, match=advice) as refusal:
-        jobs.go_on(six.path, noisy(), *SEVEN)
-    assert sentence in str(refusal.value)
-
-
-def test_a_journal_that_has_lost_its_last_rounds_costs_rounds_and_no_bit(jobs, six, expected):
-    # As a file system may leave it that was cut off from power: whole lines, and a part of one.
-    cut_journal(six, 4, more=9)
-    resumed = jobs.go_on(six.path, noisy(), *SEVEN)
-    assert results(resumed) == expected
-    # What the journal does not know is not taken for the run's own.
-    names = {path.name for path in six.checkpoints.iterdir()}
-    assert {"round-0005.found-1.safetensors", "round-0006.found-1.safetensors"} <= names
-    assert len([each for each in of_kind(resumed, Warned) if "found-1" in each.message]) == 2 * 2
 
 
 def test_what_others_have_put_into_a_run_survives_it(jobs, six, expected):

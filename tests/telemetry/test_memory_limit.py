@@ -11,14 +11,9 @@ from pathlib import Path
 import pytest
 
 from flstream.errors import UsageError
-from flstream.telemetry import MEMORY_GROUP, limit_kills
-from flstream.telemetry.limit_kills import LimitKills
-from flstream.telemetry.memory_limit import (
-    limited,
-    present,
-    remove_leftovers,
-    restarted,
-)
+from flstream.telemetry import MEMORY_GROUP, memory_group
+from flstream.telemetry.memory_group import LimitKills, present
+from flstream.telemetry.memory_limit import limited, remove_leftovers, restarted
 
 LIMIT = 64 << 30
 V2_MOUNT = "41 31 0:38 {root} {point} rw,relatime shared:9 - cgroup2 cgroup2 rw"
@@ -28,7 +23,8 @@ import os, sys
 from pathlib import Path
 from flstream.errors import UsageError
 from flstream.telemetry import MEMORY_GROUP
-from flstream.telemetry.memory_limit import present, restart, restarted
+from flstream.telemetry.memory_group import present
+from flstream.telemetry.memory_limit import restart, restarted
 
 try:
     if MEMORY_GROUP in os.environ:
@@ -200,17 +196,17 @@ def test_kills_of_two_processes_in_version_2_are_told_to_each_and_old_ones_to_no
 def test_a_launcher_forgets_kills_that_sites_have_survived(kernel, monkeypatch):
     kernel.with_v2("/app.slice/shell.scope", "memory")
     now = [100.0]
-    monkeypatch.setattr(limit_kills, "monotonic", now.pop)
+    monkeypatch.setattr(memory_group, "monotonic", lambda: now[0])
     with limited(LIMIT, kernel.proc) as group:
         kills = LimitKills()
         (group.path / "memory.events").write_text("oom 1\noom_kill 1\n")
         for seconds in (101.0, 106.0):
-            now[:] = [seconds, seconds]
+            now[0] = seconds
             kills.forget_old()
         assert kills.clause() != ""  # it may have been a moment ago
         (group.path / "memory.events").write_text("oom 2\noom_kill 2\n")
         for seconds in (112.0, 118.0):
-            now[:] = [seconds, seconds]
+            now[0] = seconds
             kills.forget_old()
         assert kills.clause() == ""
 

@@ -167,9 +167,9 @@ while flare.is_running():
     file.write_text(str(count))
     if count == 3:
         raise ValueError("three")
-    assert info["state_dir"] == str(file.parent) and info["task_seed"] == 2
+    assert flare.system_info() == {**info, "task_seed": 2}
     flare.send(flare.FLModel(None if flare.is_evaluate() else {}, metrics={"count": count}))
-json.dumps(dict(info))
+json.dumps(info)
 """
 
 

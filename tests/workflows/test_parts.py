@@ -21,7 +21,7 @@ while flare.is_running():
     if flare.is_evaluate():
         flare.send(flare.FLModel(metrics={"accuracy": 0.0}))
         continue
-    path = flare.system_info()["state_dir"] + "/replica.pt"
+    path = flare.get_state_dir() / "replica.pt"
     received = {name: tensor.clone() for name, tensor in model.params.items()}
     try:
         replica = torch.load(path, weights_only=True)

@@ -17,7 +17,7 @@ from flstream.compat.flower.grid import AppGrid, CaughtError, FirstArrays, RunOv
 from flstream.compat.flower.messages import SERVER_NODE, Context
 from flstream.debugging import code_failed
 from flstream.errors import ModelError
-from flstream.worker.code_errors import sentence
+from flstream.worker.user_code import sentence
 
 log = logging.getLogger("flwr")
 
