@@ -45,7 +45,7 @@ WORKFLOWS = {
 RULES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(["mean", "norm_bounded_mean", *METHODS], ()),
     "norm_bounded_mean": ("aggregation.clip_norm=median",),
-    "trimmed_mean": ("aggregation.trim=0.3",),
+    "trimmed_mean": ("aggregation.args.trim=0.3",),
 }
 """Settings of each `aggregation.method`, beside its name."""
 

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 from typer.main import get_command
 
-from flstream.cli import status
+from flstream.cli import options
 from flstream.cli.app import app
 from flstream.job.keys import Key, Schema, job_schema, section_at
 from flstream.job.values import render_value
@@ -121,12 +121,13 @@ def _kinds(schema: Schema, key: str, common: Schema) -> Iterator[str]:
     The key is the dotted name of the section; it is empty for an item of a list.
     """
     for case in schema.get("allOf", ()):
-        kind = case["if"]["properties"]["type"]["const"]
+        [(type_key, named)] = case["if"]["properties"].items()
+        kind = named["const"]
         args = case["then"]["properties"]["args"]
         lines = [*_keys(args, f"{key or kind}.args.", common)]
         if lines or not key:
             meaning = "" if key else " ".join(args["description"].split())
-            yield from ("", f"With `type = {kind}`: {meaning}".rstrip(), "", *lines)
+            yield from ("", f"With `{type_key} = {kind}`: {meaning}".rstrip(), "", *lines)
 
 
 def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator[str]:
@@ -144,8 +145,8 @@ def _keys(schema: Schema, above: str, without: Schema | None = None) -> Iterator
 def _commands() -> Iterator[str]:
     root: Any = get_command(app)
     yield from ("## Exit status", "")
-    for name, about in _documented(status).items():
-        yield f"- `{getattr(status, name)}`: {_inline(about)}"
+    for name, about in _documented(options).items():
+        yield f"- `{getattr(options, name)}`: {_inline(about)}"
     yield from ("", "## `flstream`", "", *_parameters(root))
     for command in root.commands.values():
         arguments = [each for each in command.params if not _is_option(each)]

@@ -6,9 +6,8 @@ import atexit
 import os
 import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, nullcontext, suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,7 +130,6 @@ def share_host_in_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process draw no page, which takes longer than all else that they do."""
-    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
     monkeypatch.setattr(running, "leave_page", lambda *_, **__: None)
 
 

@@ -110,7 +110,7 @@ def imports_torch(module: str) -> bool:
 
 def test_torch_is_imported_only_where_it_is_used():
     # What extends its classes is imported within functions, as it is.
-    extensions = {"model/recording.py", "model/replay.py", "simulation/module_init.py"}
+    extensions = {"model/file_memory.py", "simulation/module_init.py"}
     names = {f"flstream.{path.removesuffix('.py').replace('/', '.')}" for path in extensions}
     early = {
         name.rpartition(".")[0]

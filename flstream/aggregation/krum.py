@@ -42,7 +42,7 @@ def multi_krum(updates: int, byzantine: int | None, selected: int | None) -> Com
     if selected > updates:
         raise AggregationError(
             f"multi_krum is to choose {selected} updates, and there are {updates}; lower "
-            "aggregation.selected, or raise clients.min_updates"
+            "aggregation.args.selected, or raise clients.min_updates"
         )
     return WeightedMean(), partial(krum_weights, byzantine=byzantine, selected=selected)
 
@@ -66,8 +66,8 @@ def _byzantine(method: str, updates: int, byzantine: int | None) -> int:
     if updates < needed:
         raise AggregationError(
             f"{method} needs {needed} or more updates where {max(byzantine, 0)} of them may "
-            f"be Byzantine, and there are {updates}; lower aggregation.byzantine, or have more "
-            "sites train (clients.per_round, clients.min_updates)"
+            f"be Byzantine, and there are {updates}; lower aggregation.args.byzantine, or have "
+            "more sites train (clients.per_round, clients.min_updates)"
         )
     return byzantine
 

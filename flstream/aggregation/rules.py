@@ -29,8 +29,8 @@ class AggregationRule:
     Attributes:
         method: Way to combine updates: one of ``METHODS`` but ``norm_bounded_mean``, which is the
             mean with a limit of the norm; or the place of a user's own rule.
-        args: Keyword arguments of the method: the keys that ``METHODS`` has for it, or those of a
-            user's own rule.
+        args: Keyword arguments of the method: those of its section in ``METHODS``, or of a user's
+            own rule.
         clip_norm: Limit of the L2 norm of an update's difference from the model, over all its
             aggregated floats; ``median`` for the median of the updates' norms; None for no limit.
         include: Regular expressions, one of which must be found in a tensor's name (or in that of a
@@ -136,10 +136,8 @@ def rule_for(section: AggregationSection) -> AggregationRule:
     """Make the rule of a job file."""
     names = [each.name for each in fields(AggregationRule)]
     values = {name: getattr(section, name) for name in names if hasattr(section, name)}
-    if (method := METHODS.get(section.method)) is not None:
-        values["args"] = {key: getattr(section, key) for key in method.keys}
-    if section.method == "norm_bounded_mean":
-        values["method"] = "mean"
+    values["method"] = "mean" if section.type == "norm_bounded_mean" else section.type
+    values["args"] = dict(section.args)
     return AggregationRule(**values)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 import flstream
 from flstream.errors import UsageError
 from flstream.job import Job, load_job
-from flstream.job.network_section import parse_link
+from flstream.job.keys import explain
+from flstream.job.network_section import LinkSection
 from flstream.simulation.forecast import forecast, plain_layout
 from flstream.units import format_bytes
 
@@ -26,6 +31,10 @@ CODECS = ("zstd", "delta+shuffle+zstd", "cast", "cast/cast", "int8", "int4", "to
 """Entries of a list of codecs that `all` stands for."""
 
 _NONE, _ALL = "none", "all"
+_LINK_KEYS = ("up", "down", "latency", "jitter", "loss")
+_GRAMMAR = (
+    "RATE[/RATE][,LATENCY[,JITTER[,LOSS]]], such as 10Mbit,50ms or 10Mbit/100Mbit,50ms,5ms,1%"
+)
 
 _FILE_CLIENT = Path(__file__).with_name("file_client.py")
 _CODEC_CLIENT = Path(__file__).with_name("model_like.py")
@@ -218,17 +227,38 @@ def _link_overrides(text: str, model_bytes: int) -> Iterable[str]:
     """Return the overrides that give a job's sites a link, and timeouts to match."""
     if text == _NONE:
         return ()
-    try:
-        link = parse_link(text)
-    except UsageError as error:
-        raise UsageError(f"--network {text}: {error}") from None
-    keys = ("up", "down", "latency", "jitter", "loss")
-    values = {key: value for key in keys if (value := getattr(link, key)) is not None}
-    slowest = max((8 * model_bytes / rate for rate in (link.up, link.down) if rate), default=0.0)
+    link = parse_link(text)
+    rates = [rate for rate in (link.up, link.down) if isinstance(rate, float)]
+    latency = link.latency if isinstance(link.latency, float) else 0.0
     # At least the job file's defaults: a transfer on a slow link is not a stalled one.
-    request = 600.0 + 4 * (slowest + link.latency)
+    request = 600.0 + 4 * (8 * model_bytes / min(rates, default=math.inf) + latency)
     return (
-        f"network={json.dumps(values)}",
+        f"network={json.dumps(link.model_dump(mode='json', exclude_unset=True))}",
         f"streaming.streaming_per_request_timeout={request!r}",
         f"clients.round_timeout={max(3600.0, 2 * request)!r}",
     )
+
+
+def parse_link(text: str) -> LinkSection:
+    """Parse ``10Mbit,50ms`` or ``10Mbit/100Mbit,50ms,5ms,1%``.
+
+    Args:
+        text: Rate up and down, or the rates up and down with a slash between them; then latency,
+            jitter and loss, as far as they are given, with commas between them. A part may be left
+            empty: ``,50ms`` limits no rate.
+
+    Raises:
+        UsageError: It is no such text; the message says what is wrong, and how to write it.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    rates = re.sub(r"/\s*s\s*(?=/|$)", "", parts[0], flags=re.IGNORECASE).split("/")
+    what = f"--network {text}"
+    if len(parts) > 4 or len(rates) > 2 or not any(parts):
+        raise UsageError(f"{what}: write {_GRAMMAR}")
+    texts = zip(_LINK_KEYS, [rates[0], rates[-1], *parts[1:]], strict=False)
+    values = {key: part for key, part in texts if part.strip()}
+    try:
+        return LinkSection.model_validate(values)
+    except ValidationError as error:
+        mistake = explain(error, LinkSection, values)[0]
+        raise UsageError(f"{what}: {mistake}; write {_GRAMMAR}") from None

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flstream.cli import options
-from flstream.cli.status import FAILED, STOPPED
+from flstream.cli.options import FAILED, STOPPED
 from flstream.errors import AbortedError, UsageError
 
 _STDOUT = "-"

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import JobPath, Overrides
-from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.cli.options import DONE, FAILED, STOPPED, JobPath, Overrides
 
 
 def debug(

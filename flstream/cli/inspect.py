@@ -20,14 +20,6 @@ def inspect(
             "run directory.",
         ),
     ],
-    filters: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--filter",
-            metavar="GLOB",
-            help="Only tensors whose whole name matches, such as '*.weight'. May be repeated.",
-        ),
-    ] = None,
     stats: Annotated[
         bool,
         typer.Option(
@@ -45,9 +37,8 @@ def inspect(
     export: Annotated[
         Path | None,
         typer.Option(
-            metavar="TO",
-            help="Write the model to a new folder, which from_pretrained or PEFT opens, or to a "
-            "file named *.pt, a state dict.",
+            metavar="DIR",
+            help="Write the model to a new folder, which from_pretrained or PEFT opens.",
         ),
     ] = None,
     chunk_size: Annotated[
@@ -58,7 +49,7 @@ def inspect(
     """Explain a checkpoint without loading it.
 
     Lists its tensors and what streaming them takes, from its header alone. With --stats, --diff,
-    --verify and --export to a folder its tensors are read too, range by range: the memory that
+    --verify and --export its tensors are read too, range by range: the memory that
     takes does not grow with the model. Of a run directory it also lists its rounds and sites, from
     its journal. On a terminal long names are shortened; through a pipe they are whole.
     """
@@ -70,7 +61,7 @@ def inspect(
     from flstream.report.console import make_console
     from flstream.text import MOST_ON_A_LINE, quotable
 
-    if export is not None and (filters or stats or diff or verify):
+    if export is not None and (stats or diff or verify):
         raise UsageError("--export writes the whole model and shows nothing; give it alone")
     frame = options.chunk_size(chunk_size)
     result: Findings | Export
@@ -80,7 +71,6 @@ def inspect(
         else:
             result = examine(
                 path,
-                filters=filters or (),
                 chunk_size=frame,
                 stats=stats,
                 diff=diff,

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and parsers of their values."""
+"""Exit statuses, and arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ import typer
 
 from flstream.errors import UsageError
 from flstream.units import parse_bytes
+
+DONE = 0
+"""Exit status of a command that succeeded."""
+FAILED = 1
+"""Exit status of a job that failed."""
+WRONG = 2
+"""Exit status of a request with invalid input, such as a mistake in the job file."""
+STOPPED = 130
+"""Exit status after Ctrl-C, as a shell reports it."""
 
 JobPath = Annotated[
     Path, typer.Argument(metavar="JOB", help="The job file, or a folder with a job.conf in it.")

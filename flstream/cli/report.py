@@ -1,4 +1,4 @@
-"""``flstream report``: write a run's page, a comparison, or an index of runs."""
+"""``flstream report``: write a run's page, or a comparison of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def report(
             "-o",
             metavar="FILE",
             help="The page. A file that is no page of this command is never replaced.",
-            show_default="RUN/report.html; of several, comparison.html; DIR/index.html",
+            show_default="RUN/report.html; of several, comparison.html",
         ),
     ] = None,
     group_by: Annotated[
@@ -37,33 +37,25 @@ def report(
         ),
     ] = "",
     over: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY", help="The key in which the runs of a line differ.", show_default="seed"
-        ),
-    ] = None,
+        str, typer.Option(metavar="KEY", help="The key in which the runs of a line differ.")
+    ] = "seed",
 ) -> None:
-    """Make a run's page anew, compare several runs on one page, or list all runs of a folder.
+    """Make a run's page anew, or compare several runs, or all runs of a folder, on one page.
 
     A page is one file that loads nothing: metrics over rounds, memory over time, where the time
     went, transfers, sites, settings, versions. Any run can be reported, however it ended. Runs that
     differ in their seed alone are compared by their mean and spread. A comparison has a CSV file
-    beside it. With --group-by or --over, the runs of a folder are compared. Prints the path of the
-    page.
+    beside it. Prints the path of the page.
     """
     from flstream.report.console import make_console
-    from flstream.report.page import runs_below, write_index, write_page
+    from flstream.report.page import runs_below, write_page
     from flstream.runs.run_directory import RunDirectory
 
     keys = [key.strip() for key in group_by.split(",") if key.strip()]
-    folders = [run for run in runs if run.is_dir() and not RunDirectory(run).is_run]
-    if folders == runs[:1] == runs and not (keys or over):
-        path = write_index(runs[0], output)
-    else:
-        compared = [
-            path
-            for run in runs
-            for path in ([it.path for it in runs_below(run)] if run in folders else [run])
-        ]
-        path = write_page(compared, output, group_by=keys, over=over or "seed")
+    compared = [
+        path
+        for run in runs
+        for path in (runs_below(run) if run.is_dir() and not RunDirectory(run).is_run else [run])
+    ]
+    path = write_page(compared, output, group_by=keys, over=over)
     make_console().out(str(path), highlight=False)

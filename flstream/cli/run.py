@@ -10,8 +10,8 @@ import threading
 from types import FrameType
 
 from flstream.cli.app import app
+from flstream.cli.options import DONE, FAILED, STOPPED, WRONG
 from flstream.cli.output import StandardStream
-from flstream.cli.status import DONE, FAILED, STOPPED, WRONG
 from flstream.errors import FlstreamError, UsageError
 
 # Set once Ctrl-C has interrupted the command.

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
-from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.cli.options import (
+    DONE,
+    FAILED,
+    STOPPED,
+    AsJson,
+    Engine,
+    JobPath,
+    Overrides,
+    Quiet,
+    engine_settings,
+)
 from flstream.telemetry import MEMORY_GROUP
+
+if TYPE_CHECKING:
+    from flstream.recipe.sim_env import CommandLine
 
 # Most characters of a job file; a longer one is refused.
 _MOST_READ = 1 << 20
@@ -105,13 +118,12 @@ def simulate(
         "memory_limit": memory_limit,
     }
     if job.suffix == ".py":
-        from flstream.cli.program import simulate_program
         from flstream.job.load import settings_of
         from flstream.recipe.sim_env import CommandLine
 
-        given = {key: value for key, value in settings.items() if value is not None}
-        given = {**settings_of(overrides or ()), **given}
-        line = CommandLine(given, run_dir, resume, from_round, as_json or quiet, as_json)
+        own = {key: value for key, value in settings.items() if value is not None}
+        own = {**settings_of(overrides or ()), **own}
+        line = CommandLine(own, run_dir, resume, from_round, as_json or quiet, as_json)
         raise typer.Exit(simulate_program(job, program_words or (), line))
     if program_words:
         raise typer.BadParameter("only a Python program has arguments of its own", param_hint="--")
@@ -162,6 +174,25 @@ def simulate(
     if summary.status == "failed":
         report_error(f"{summary.error}\n  in the run directory {run.path}")
     raise typer.Exit({"finished": DONE, "stopped": STOPPED}.get(summary.status, FAILED))
+
+
+def simulate_program(path: Path, words: Sequence[str], line: CommandLine) -> int:
+    """Run a program, and return the exit status that its runs call for."""
+    from flstream.compat.nvflare.program import run_program
+    from flstream.report.console import report_error
+
+    try:
+        run_program(path, words, line)
+    except KeyboardInterrupt:
+        typer.echo("stopped; a run that had begun goes on with --resume", err=True)
+        return STOPPED
+    finally:
+        if line.as_json and line.summaries:
+            sys.stdout.write(f"{line.summaries[-1].to_json()}\n")
+    failed = [summary for summary in line.summaries if summary.status != "finished"]
+    for summary in failed:
+        report_error(str(summary.error))
+    return FAILED if failed else DONE
 
 
 @contextmanager

@@ -8,8 +8,17 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import AsJson, Engine, JobPath, Overrides, Quiet, engine_settings
-from flstream.cli.status import DONE, FAILED, STOPPED
+from flstream.cli.options import (
+    DONE,
+    FAILED,
+    STOPPED,
+    AsJson,
+    Engine,
+    JobPath,
+    Overrides,
+    Quiet,
+    engine_settings,
+)
 from flstream.errors import UsageError
 
 
@@ -73,7 +82,7 @@ def sweep(
         key, values = parse_axis(text)
         if key in axes:
             raise UsageError(f"--vary {text}: {key} is varied twice; give all its values at once")
-        if twice := [given for given in overrides or () if given.partition("=")[0].strip() == key]:
+        if twice := [it for it in overrides or () if it.partition("=")[0].strip() == key]:
             raise UsageError(f"--vary {text}: --set {twice[0]} gives {key}, too; leave one out")
         axes[key] = values
 

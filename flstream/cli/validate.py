@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flstream.cli.options import AsJson, Engine, Overrides, engine_settings
-from flstream.cli.status import DONE, FAILED
+from flstream.cli.options import DONE, FAILED, AsJson, Engine, Overrides, engine_settings
 
 
 def validate(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from flstream.errors import CheckpointError, UsageError
+from flstream.errors import CheckpointError
 from flstream.inspection.numbers import Difference, TensorRow, find_difference, tensor_statistics
 from flstream.inspection.runs import (
     InspectedRun,
@@ -22,7 +21,7 @@ from flstream.inspection.runs import (
     verify_run,
 )
 from flstream.model.checkpoint import regular_size
-from flstream.model.formats.opening import CheckpointFile, open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.header import TensorInfo
 from flstream.model.source import Scratch
 from flstream.runs.run_directory import RunDirectory
@@ -57,11 +56,10 @@ class Findings(msgspec.Struct, frozen=True):
     format: str
     files: Sequence[Path]  # files that have the tensors
     file_bytes: int  # bytes of all files
-    tensors: Sequence[TensorRow]  # those that match the filters
-    total: Count  # all tensors
-    shown: Count  # tensors that match the filters
-    dtypes: Mapping[str, Count]  # all tensors by type code, by falling size
-    tied: Mapping[str, str]  # shown tensors by the further names that are tied to them
+    tensors: Sequence[TensorRow]
+    total: Count
+    dtypes: Mapping[str, Count]  # by type code, by falling size
+    tied: Mapping[str, str]  # tensors by the further names that are tied to them
     header_bytes: int  # bytes of all files that are not tensors
     metadata: Mapping[str, str]
     streaming: StreamingCost  # of the whole model
@@ -73,7 +71,6 @@ class Findings(msgspec.Struct, frozen=True):
 def examine(
     path: Path,
     *,
-    filters: Collection[str] = (),
     chunk_size: int = 2 << 20,
     stats: bool = False,
     diff: Path | None = None,
@@ -86,7 +83,6 @@ def examine(
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory.
-        filters: Shell patterns of the tensor names to include; empty for all.
         chunk_size: Maximum frame size in bytes, a multiple of 16.
         stats: Whether to compute statistics of each tensor.
         diff: Path of another checkpoint or run directory to compare with; None for none.
@@ -96,25 +92,21 @@ def examine(
         CheckpointError: A file cannot be read, is not sound, or is not what its run wrote.
         LayoutError: A file has a tensor that a body cannot have.
         SimulationError: The run's journal is damaged.
-        UsageError: No tensor matches a pattern.
     """
     run = inspect_run(path) if os.path.isdir(path) else None
     file, scratch = open_checkpoint(model_at(path)), Scratch()
-    layout, tensors = file.layout, _matching(file, filters)
+    layout = file.layout
     verified: list[Verification] | UnsetType = UNSET
     difference: Difference | UnsetType = UNSET
     if verify:  # first, since an unsound file makes the rest pointless
         verified = [verify_checkpoint(file), *(verify_run(run, file.path) if run else ())]
     rows = [
         TensorRow.of(spec, tensor_statistics(file, spec, scratch) if stats else UNSET)
-        for spec in tensors
+        for spec in layout.tensors
     ]
     if diff is not None:
         other = open_checkpoint(model_at(diff))
-        both = (*layout.names, *other.layout.names)
-        wanted = {name for name in both if _matches(name, filters)}
-        difference = find_difference(file, other, str(other.path), wanted)
-    names = {spec.name for spec in tensors}
+        difference = find_difference(file, other, str(other.path))
     as_it_lies = file.format == "safetensors" and layout.is_canonical
     return Findings(
         path=file.path,
@@ -123,9 +115,8 @@ def examine(
         file_bytes=file.file_bytes,
         tensors=rows,
         total=Count.of(layout.tensors),
-        shown=Count.of(tensors),
         dtypes=_count_dtypes(layout.tensors),
-        tied={alias: name for alias, name in layout.aliases.items() if name in names},
+        tied=layout.aliases,
         header_bytes=file.header_bytes,
         metadata=file.metadata,
         streaming=StreamingCost(chunk_size, -(-layout.nbytes // chunk_size), as_it_lies),
@@ -149,26 +140,6 @@ def model_at(path: Path) -> Path:
             f"{path} is a folder without a model of a run in it; name a file of tensors or an index"
         )
     return run.checkpoints / files[-1].name
-
-
-def _matches(name: str, filters: Collection[str]) -> bool:
-    """Return whether a name matches one of the shell patterns, if there are any."""
-    return not filters or any(fnmatchcase(name, pattern) for pattern in filters)
-
-
-def _matching(file: CheckpointFile, filters: Collection[str]) -> list[TensorInfo]:
-    """List the tensors that match a pattern, by their name or a tied one."""
-    layout = file.layout
-    tied = {name for alias, name in layout.aliases.items() if _matches(alias, filters)}
-    tensors = [spec for spec in layout.tensors if spec.name in tied or _matches(spec.name, filters)]
-    if filters and not tensors:
-        patterns = " or ".join(repr(pattern) for pattern in filters)
-        example = f", which has such as {layout.tensors[0].name!r}" if layout.tensors else ""
-        raise UsageError(
-            f"no tensor of {file.path} matches --filter {patterns}{example}; "
-            "a pattern is of the whole name, such as '*.weight'"
-        )
-    return tensors
 
 
 def _count_dtypes(tensors: Sequence[TensorInfo]) -> dict[str, Count]:

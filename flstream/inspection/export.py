@@ -1,28 +1,34 @@
-"""Export of a model as a folder for ``from_pretrained``, or a file of torch."""
+"""Export of a model as a folder for ``from_pretrained``."""
 
 from __future__ import annotations
 
-import os
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from flstream.errors import CheckpointError, UsageError
-from flstream.inspection.adapters import joined_adapter, residual_beside
+from flstream.errors import CheckpointError, LayoutError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
-from flstream.model.checkpoint import write_checkpoint
+from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import composed
-from flstream.model.formats.opening import CheckpointFile, open_checkpoint
+from flstream.model.copy import copy
+from flstream.model.formats import CheckpointFile, open_checkpoint
+from flstream.model.lora import lora_pairs, residual_pair
+from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
+from flstream.runs.model_files import body_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import kept_files, kept_prefix
 
-_TORCH = (".pt", ".pth", ".bin")
+if TYPE_CHECKING:
+    import torch
+
+
 _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
@@ -36,32 +42,23 @@ class Export(msgspec.Struct, frozen=True):
 
 
 def export(path: Path, to: Path) -> Export:
-    """Write a model in a form that other programs open.
+    """Write a model as a folder that other programs open.
 
-    A folder gets ``model.safetensors``, or ``adapter_model.safetensors`` if the model is the
+    It gets ``model.safetensors``, or ``adapter_model.safetensors`` if the model is the
     adapter of one, and what the run has kept of the model and its tokenizer. A tensor that has
     several names is written once, under the first that the model has. Memory holds a few blocks.
-    An adapter with a residual beside it is written as one of a larger rank, from memory. For a file
-    of torch, a state dict with all names, memory holds the model.
+    An adapter with a residual beside it is written as one of a larger rank, from memory.
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory: its final model then.
-        to: A new or empty folder; or a file with the suffix .pt, .pth or .bin, in the
-            place of nothing but a checkpoint.
+        to: A new or empty folder.
 
     Raises:
         CheckpointError: The model cannot be read, is not what its run wrote, or nothing can be
             written.
         SimulationError: The run's journal is damaged.
-        UsageError: The file is there and no checkpoint, or the folder has files.
+        UsageError: The folder has files, or is a file.
     """
-    if (is_file := to.suffix.lower() in _TORCH) and os.path.lexists(to):
-        try:
-            open_checkpoint(to)
-        except CheckpointError as error:
-            raise UsageError(
-                f"{to} is there already, and is no checkpoint; give --export another name"
-            ) from error
     file = open_checkpoint(model_at(path))
     location = run_of(file.path)
     run = location[0] if location else RunDirectory(file.path.absolute().parent)
@@ -70,17 +67,8 @@ def export(path: Path, to: Path) -> Export:
         verify_checkpoint(file)
     folder = run.export_files if location or is_best else None
     names = _exported_names(file, kept_prefix(folder) if folder else "")
-    if is_file and residual_beside(file.path, run) is not None:
-        raise UsageError(
-            f"{file.path.name} has a residual beside it, of which a state dict has no place; "
-            "export to a folder"
-        )
     try:
-        if is_file:
-            _write_state_dict(file, names, to)
-            files = [to]
-        else:
-            files = _write_folder(file, names, folder, to, run)
+        files = _write_folder(file, names, folder, to, run)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or to} cannot be written: {error.strerror}; export to another place"
@@ -105,7 +93,7 @@ def _write_folder(
     if to.is_dir() and any(to.iterdir()):
         raise UsageError(f"{to} has files in it; export to a new folder, or to an empty one")
     if to.exists() and not to.is_dir():
-        raise UsageError(f"{to} is a file; export to a folder, or to a file named *.pt")
+        raise UsageError(f"{to} is a file; export to a folder")
     to.mkdir(parents=True, exist_ok=True)
     beside = kept_files(folder) if folder is not None else []
     files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
@@ -121,20 +109,64 @@ def _write_folder(
     return [*files, weights]
 
 
-def _write_state_dict(file: CheckpointFile, names: Mapping[str, str], to: Path) -> None:
+def residual_beside(model: Path, run: RunDirectory) -> Path | None:
+    """Return the file of the residual beside a model of a run; None for none."""
+    from flstream.job.bodies import RESIDUAL  # with which the job file's parser comes
+
+    for checkpoint in [model, *sorted(run.checkpoints.glob("round-*.safetensors"))]:
+        residual = body_file(checkpoint, RESIDUAL)
+        if residual.is_file() and checkpoint.samefile(model):
+            return residual
+    return None
+
+
+def joined_adapter(file: Source, residual: Path, config: Path) -> MemoryBody:
+    """Return an adapter of a rank that holds a residual, too, and note it in PEFT's configuration.
+
+    ``B @ A`` of it is the product of the adapter plus that of the residual. Its ``lora_alpha`` is
+    as many times larger as its rank is, so that both are multiplied by what the adapter was.
+
+    Args:
+        file: The adapter.
+        residual: File of the residual.
+        config: ``adapter_config.json`` of the adapter, which is rewritten.
+
+    Raises:
+        CheckpointError: It is no adapter of one rank, or the residual is of another one.
+    """
     import torch
 
-    from flstream.model.copy import copy
-    from flstream.model.memory import MemoryBody
-
-    body = MemoryBody.allocate(file.layout)
-    copy(file, body)
-    temporary = to.with_name(f"{to.name}.tmp")
+    values = json.loads(config.read_text())
+    tensors, rest = _tensors(file), _tensors(FileSource(residual))
     try:
-        # Opened here, since torch's own errors do not say what the system has said.
-        with temporary.open("wb") as stream:
-            torch.save({name: body.tensors[tensor] for name, tensor in names.items()}, stream)
-        os.replace(temporary, to)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        pairs = lora_pairs(tensors)
+        most = max(len(rest[residual_pair(layer).a]) for layer in pairs)
+    except (LayoutError, KeyError) as error:
+        raise CheckpointError(f"{residual} is no residual of this adapter: {error}") from error
+    ranks = {len(tensors[pair.a]) for pair in pairs.values()}
+    if ranks != {values["r"]} or values.get("rank_pattern") or values.get("alpha_pattern"):
+        raise CheckpointError(
+            f"the adapter has layers of several ranks or scalings, and {residual.name} lies beside "
+            "it, so it cannot be exported as one; add the residual's products to the base instead"
+        )
+    joined = dict(tensors)
+    for layer, pair in pairs.items():
+        more = residual_pair(layer)
+        a, b, lacking = rest[more.a], rest[more.b], most - len(rest[more.a])
+        a = torch.nn.functional.pad(a, (0, 0, 0, lacking)).to(tensors[pair.a])
+        b = torch.nn.functional.pad(b, (0, lacking)).to(tensors[pair.b])
+        joined[pair.a] = torch.cat([tensors[pair.a], a], 0)
+        joined[pair.b] = torch.cat([tensors[pair.b], b], 1)
+    rank = values["r"] + most
+    root = 0.5 if values.get("use_rslora") else 1.0  # of its rank, as PEFT scales by it
+    values["lora_alpha"] *= (rank / values["r"]) ** root
+    values["r"] = rank
+    config.write_text(json.dumps(values, indent=2))
+    return MemoryBody.of(joined)
+
+
+def _tensors(source: Source) -> Mapping[str, torch.Tensor]:
+    body = MemoryBody.allocate(source.layout)
+    copy(source, body)
+    tensors: Mapping[str, Any] = body.tensors
+    return tensors

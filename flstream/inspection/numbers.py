@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -180,11 +180,9 @@ def widened(values: _Array) -> _Array:
     return values.astype(np.float64 if part < 8 else np.longdouble)
 
 
-def find_difference(
-    source: Source, other: Source, other_path: str, wanted: Collection[str]
-) -> Difference:
+def find_difference(source: Source, other: Source, other_path: str) -> Difference:
     """Compare two checkpoints of any formats by the names of their tensors."""
-    mine, theirs = _by_name(source.layout, wanted), _by_name(other.layout, wanted)
+    mine, theirs = _by_name(source.layout), _by_name(other.layout)
     reshaped, changed = [], []
     compared = compared_bytes = equal_bytes = 0
     scratches = Scratch(), Scratch()
@@ -215,11 +213,11 @@ def find_difference(
     )
 
 
-def _by_name(layout: Layout, wanted: Collection[str]) -> dict[str, TensorInfo]:
-    """Return the wanted tensors by name, tied names included."""
+def _by_name(layout: Layout) -> dict[str, TensorInfo]:
+    """Return the tensors by name, tied names included."""
     ties = layout.aliases.items()
     aliases = [layout.by_name[name]._replace(name=alias) for alias, name in ties]
-    return {spec.name: spec for spec in (*layout.tensors, *aliases) if spec.name in wanted}
+    return {spec.name: spec for spec in (*layout.tensors, *aliases)}
 
 
 def _compare(spec: TensorInfo, blocks: Iterable[tuple[memoryview, memoryview]]) -> Changed:

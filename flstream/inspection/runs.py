@@ -13,7 +13,7 @@ import msgspec
 from flstream.errors import CheckpointError
 from flstream.model.checkpoint import regular_size
 from flstream.model.digests import body_digest
-from flstream.model.formats.opening import CheckpointFile, open_checkpoint
+from flstream.model.formats import CheckpointFile, open_checkpoint
 from flstream.runs.history import History
 from flstream.runs.journal import read_history
 from flstream.runs.model_files import ModelFile, bodies_beside, body_file

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from flstream.job.clients_section import SiteFactors
 from flstream.job.fields import (
     Allowed,
     Bytes,
     Count,
-    FreeArgs,
     Patterns,
     Real,
     Section,
@@ -20,10 +19,34 @@ from flstream.job.fields import (
     Whole,
 )
 from flstream.job.files import code_name
-from flstream.job.site_names import SiteFactors
 from flstream.job.typed import Sections, TypedSection
 
 _MIB = 1024**2
+
+
+class TrimmedMeanSection(Section):
+    """The mean of each coordinate's values without the lowest and the highest."""
+
+    trim: Annotated[Real, Field(ge=0, lt=0.5)] = 0.1
+    """The fraction of values that is left out at either end, rounded down."""
+
+
+class KrumSection(Section):
+    """Choice of updates by their distances to each other."""
+
+    byzantine: Annotated[Whole, Field(ge=0)] | None = None
+    """How many updates it stands, whatever they are; null is the most.
+
+    Of n updates that is (n - 3) / 2 for krum and multi_krum and (n - 3) / 4 for bulyan, rounded
+    down. Fewer updates than that asks for fail the fold.
+    """
+
+
+class MultiKrumSection(KrumSection):
+    """Mean of the updates that Krum chooses."""
+
+    selected: Count | None = None
+    """How many updates are averaged; null is all but `byzantine`."""
 
 
 class Method(NamedTuple):
@@ -31,10 +54,8 @@ class Method(NamedTuple):
 
     Attributes:
         make: Place of the function that makes it, as ``module:name`` in ``flstream.aggregation``.
-            It takes the number of updates, and the values of ``keys`` by name.
-        keys: Keys of ``aggregation`` that are the method's own. One whose default is null must be
-            left out beside other methods.
-        required: Keys that must be given, with the values that they may have, in words.
+            It takes the number of updates, and the arguments by name.
+        args: Section of its arguments.
         is_weighted: Whether updates count by their weights; others count all alike.
         compares: Whether all updates are compared before any is folded.
         needed: Of a method that chooses among updates, the numbers (a, b) by which it needs
@@ -42,8 +63,7 @@ class Method(NamedTuple):
     """
 
     make: str
-    keys: tuple[str, ...] = ()
-    required: Mapping[str, str] = MappingProxyType({})
+    args: type[Section] = Section
     is_weighted: bool = False
     compares: bool = False
     needed: tuple[int, int] | None = None
@@ -64,16 +84,12 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     "mean": Method("mean:mean", is_weighted=True),
     "median": Method("ranked:median"),
-    "trimmed_mean": Method("ranked:trimmed", ("trim",)),
-    "krum": Method("krum:krum", ("byzantine",), compares=True, needed=(2, 3)),
-    "multi_krum": Method(
-        "krum:multi_krum", ("byzantine", "selected"), compares=True, needed=(2, 3)
-    ),
-    "bulyan": Method("krum:bulyan", ("byzantine",), compares=True, needed=(4, 3)),
+    "trimmed_mean": Method("ranked:trimmed", TrimmedMeanSection),
+    "krum": Method("krum:krum", KrumSection, compares=True, needed=(2, 3)),
+    "multi_krum": Method("krum:multi_krum", MultiKrumSection, compares=True, needed=(2, 3)),
+    "bulyan": Method("krum:bulyan", KrumSection, compares=True, needed=(4, 3)),
     "geometric_median": Method("geometric_median:geometric_median", compares=True),
-    "norm_bounded_mean": Method(
-        "mean:mean", required={"clip_norm": "a number above 0, or median"}, is_weighted=True
-    ),
+    "norm_bounded_mean": Method("mean:mean", is_weighted=True),
 }
 """The methods that come with flstream."""
 
@@ -83,33 +99,22 @@ def is_own(method: str) -> bool:
     return ":" in method
 
 
-_MethodName = Annotated[str, *code_name("Class", lambda: METHODS)]
-
-
-class AggregationSection(Section):
+class AggregationSection(TypedSection):
     """Rule that combines updates into the next model."""
 
-    method: _MethodName = "mean"
+    sections: ClassVar[Sections] = {name: method.args for name, method in METHODS.items()}
+
+    type: Annotated[str, *code_name("Class", lambda: METHODS)] = Field(
+        default="mean", alias="method"
+    )
     """How updates are folded: mean (weighted by number of examples), another rule, or one's own.
 
     norm_bounded_mean is the mean with a limit, `clip_norm`. median and trimmed_mean rank the values
     of each coordinate. krum, multi_krum and bulyan choose updates by their distances to each other;
     geometric_median is the point that is nearest to all of them. All but the means count every
-    update alike. A class of your own is named `file.py:Class` or `module:Class`.
+    update alike. A class of your own is named `file.py:Class` or `module:Class`;
+    args are its keyword arguments.
     """
-
-    args: FreeArgs = Field(default_factory=dict)
-    """Keyword arguments of a class of your own, as written."""
-
-    byzantine: Annotated[Whole, Field(ge=0)] | None = None
-    """How many updates krum, multi_krum and bulyan stand, whatever they are; null is the most.
-
-    Of n updates that is (n - 3) / 2 for krum and multi_krum and (n - 3) / 4 for bulyan, rounded
-    down. Fewer updates than that asks for fail the fold.
-    """
-
-    selected: Count | None = None
-    """How many updates multi_krum averages; null is all but aggregation.byzantine."""
 
     weights: SiteFactors = Field(default_factory=dict)
     """Factors of sites' weights in the mean, by site: `{ ward = 2.0 }`; the others have 1.
@@ -117,9 +122,6 @@ class AggregationSection(Section):
     A site's number of examples is multiplied by it when updates are folded. Metrics are averaged
     without it.
     """
-
-    trim: Annotated[Real, Field(ge=0, lt=0.5)] = 0.1
-    """The fraction of values that trimmed_mean leaves out at either end, rounded down."""
 
     clip_norm: Annotated[Real, Field(gt=0)] | Literal["median"] | None = None
     """The most an update may differ from the global model (L2 norm); null is any distance.

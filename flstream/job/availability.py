@@ -7,25 +7,23 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     Discriminator,
     Field,
-    PlainSerializer,
     PlainValidator,
     PrivateAttr,
     Tag,
-    ValidationInfo,
     model_validator,
 )
 
 from flstream.job.device import NANOSECONDS, Availability, nanoseconds
 from flstream.job.distributions import number_of
 from flstream.job.fields import NOT_EMPTY, Allowed, Seconds, Section, Whole, in_unit
-from flstream.job.files import csv_path
+from flstream.job.files import TraceRow, Traces, csv_file, read_traces
 from flstream.job.problems import Problem, RefusedValueError
-from flstream.job.traces import TraceRow, Traces, read_traces
 from flstream.units import format_seconds_exact, parse_seconds
 
 _WINDOW = re.compile(r"(\d{1,4}):([0-5]\d)(?::([0-5]\d))?")
@@ -207,11 +205,8 @@ class _AvailabilityRow(TraceRow):
     available: Annotated[Whole, Field(ge=0, le=1)]
 
 
-def _traces(value: Any, info: ValidationInfo) -> AvailabilityTraces:
+def _traces(path: Path) -> AvailabilityTraces:
     """Read a file of traces."""
-    if isinstance(value, AvailabilityTraces):
-        return value
-    path = csv_path(value, info)
     sites = {}
     for site, rows in read_traces(path, _AvailabilityRow).items():
         if not any(row.available for row in rows):
@@ -242,9 +237,7 @@ Available = Annotated[
     | Annotated[AlternatingSection, Tag("alternating")]
     | Annotated[
         Any,
-        PlainValidator(_traces),
-        PlainSerializer(lambda traces: str(traces.path), when_used="json"),
-        Allowed("the path of a CSV file with the columns site, seconds and available"),
+        *csv_file(AvailabilityTraces, _traces, "the columns site, seconds and available"),
         Tag("traces"),
     ],
     Discriminator(_kind),

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from flstream.job.aggregation_section import METHODS
+from flstream.job.clients_section import site_problems
 from flstream.job.conditions import read_condition
 from flstream.job.keys import WORKFLOW
 from flstream.job.problems import MISSING, Problem, given_clause
 from flstream.job.sections import EPSILON, RUN
-from flstream.job.site_names import site_problems
 
 if TYPE_CHECKING:
     from flstream.job.job import Job
@@ -183,28 +183,20 @@ def _workflow(job: Job, stage: Stage, section: str) -> Iterator[Problem]:
 
 def _aggregation(job: Job) -> Iterator[Problem]:
     section = job.aggregation
-    method, cohort = section.method, job.clients.cohort_size
+    method, cohort = section.type, job.clients.cohort_size
     built_in = METHODS.get(method)
-    if built_in is not None:
-        if section.args:
-            yield Problem("aggregation.args", "", f"none, as aggregation.method is {method}")
-        alike = section.weights and not built_in.is_weighted
-        allowed = f"left out where aggregation.method is {method}, which counts all alike"
-        if alike:
-            yield Problem("aggregation.weights", "", allowed)
-        for key, values in built_in.required.items():
-            allowed = f"{values}, as aggregation.method is {method}"
-            if getattr(section, key) is None:
-                yield Problem(f"aggregation.{key}", MISSING, allowed)
-    for key in dict.fromkeys(key for other in METHODS.values() for key in other.keys):
-        owners = [name for name, other in METHODS.items() if key in other.keys]
-        allowed = f"null, as aggregation.method is {method}; it is of {', '.join(owners)}"
-        may_stay = type(section).model_fields[key].default is not None or method in owners
-        if getattr(section, key) is not None and not may_stay:
-            yield Problem(f"aggregation.{key}", "", allowed)
-    if built_in is not None and built_in.needed:
+    if built_in is None:
+        return
+    allowed = f"left out where aggregation.method is {method}, which counts all alike"
+    if section.weights and not built_in.is_weighted:
+        yield Problem("aggregation.weights", "", allowed)
+    allowed = f"a number above 0, or median, as aggregation.method is {method}"
+    if method == "norm_bounded_mean" and section.clip_norm is None:
+        yield Problem("aggregation.clip_norm", MISSING, allowed)
+    if built_in.needed:
         # A cohort may only become smaller in a round.
-        byzantine, most = section.byzantine or 0, built_in.most_byzantine(cohort)
+        args = dict(section.args)
+        byzantine, most = args["byzantine"] or 0, built_in.most_byzantine(cohort)
         needed = built_in.least_updates(byzantine)
         hint = f"a round has {cohort} updates at most: clients.count, clients.per_round"
         allowed = f"a method for fewer than {needed} updates, such as median"
@@ -212,9 +204,9 @@ def _aggregation(job: Job) -> Iterator[Problem]:
             yield Problem("aggregation.method", "", allowed, hint)
         allowed = f"at most {most}, since {method} needs {needed} updates for that many"
         if byzantine > most >= 0:
-            yield Problem("aggregation.byzantine", "", allowed, hint)
-        if (section.selected or 0) > cohort:
-            yield Problem("aggregation.selected", "", f"at most {cohort}", hint)
+            yield Problem("aggregation.args.byzantine", "", allowed, hint)
+        if (args.get("selected") or 0) > cohort:
+            yield Problem("aggregation.args.selected", "", f"at most {cohort}", hint)
 
 
 def _privacy(job: Job) -> Iterator[Problem]:
@@ -234,7 +226,7 @@ def _privacy(job: Job) -> Iterator[Problem]:
     if privacy.clipping.type == "adaptive" and privacy.noise_multiplier >= most:
         yield Problem("privacy.noise_multiplier", "", allowed, hint)
     allowed = f"mean {central}, which bounds what a site can do to a mean"
-    if section.method != "mean":
+    if section.type != "mean":
         yield Problem("aggregation.method", "", allowed)
     allowed = f"uniform {central}, which draws sites by itself (privacy.sampling)"
     if not clients.sampler.is_uniform:
@@ -279,8 +271,4 @@ def _places(job: Job) -> Iterator[Problem]:
     if engine.pdb and not engine.is_inline:
         yield Problem(
             "engine.pdb", "", "false, unless engine.type is inline", "add --engine inline"
-        )
-    if job.tracking.args and ":" not in (job.tracking.type or ""):
-        yield Problem(
-            "tracking.args", "", f"none, as tracking.type is {job.tracking.type or 'null'}"
         )

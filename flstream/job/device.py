@@ -60,6 +60,7 @@ class SiteDevice(NamedTuple):
         return _transfer(nbytes, self.up)
 
 
+@lru_cache(1024)
 def nanoseconds(seconds: float) -> int:
     """Return seconds in whole nanoseconds, rounded half to even."""
     number = exact(seconds)

@@ -13,10 +13,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import (
     ConfigDict,
     Field,
-    PlainSerializer,
-    PlainValidator,
     PrivateAttr,
-    ValidationInfo,
     model_validator,
 )
 
@@ -38,11 +35,10 @@ from flstream.job.distributions import (
     draw,
     number_of,
 )
-from flstream.job.fields import Allowed, Real, Section
-from flstream.job.files import csv_path, csv_rows
-from flstream.job.link import NetworkLink
+from flstream.job.fields import Real, Section
+from flstream.job.files import csv_file, csv_rows, read_row
+from flstream.job.network_section import NetworkLink
 from flstream.job.problems import MISSING, Problem, RefusedValueError, did_you_mean
-from flstream.job.traces import read_row
 
 _LIMITS = {
     "speed": SPEEDS,
@@ -140,11 +136,8 @@ class FleetFile(NamedTuple):
     sites: Mapping[str, FleetRow]
 
 
-def _fleet(value: Any, info: ValidationInfo) -> FleetFile:
+def _fleet(path: Path) -> FleetFile:
     """Read a file of a fleet."""
-    if isinstance(value, FleetFile):
-        return value
-    path = csv_path(value, info)
     rows, sites, known = list[FleetRow](), dict[str, FleetRow](), dict[tuple[str, ...], FleetRow]()
     for where, cells in csv_rows(path):
         site = cells.pop("site", None)
@@ -202,11 +195,10 @@ class DevicesSection(Section):
     file: (
         Annotated[
             Any,
-            PlainValidator(_fleet),
-            PlainSerializer(lambda fleet: str(fleet.path), when_used="json"),
-            Allowed(
-                f"the path of a CSV file with any of the columns site, device, share, "
-                f"{', '.join(_LIMITS)}"
+            *csv_file(
+                FleetFile,
+                _fleet,
+                f"any of the columns site, device, share, {', '.join(_LIMITS)}",
             ),
         ]
         | None

@@ -1,4 +1,6 @@
-"""Types of keys that name files and Python code; code is compiled, never imported."""
+"""Files that keys name: weights, Python code, tables in CSV; code is compiled, never imported."""
+
+from __future__ import annotations
 
 import csv
 import importlib.util
@@ -9,12 +11,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, PlainSerializer, PlainValidator, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+)
 
-from flstream.job.fields import Allowed, folder_of
+from flstream.job.fields import Allowed, Section, folder_of, in_unit
+from flstream.job.keys import explain
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, must_be
+from flstream.units import parse_seconds
 
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".json")
 
@@ -127,12 +138,27 @@ def _compiled(path: Path) -> CodeType:
     raise must_be("Python that parses", hint)
 
 
-def csv_path(value: Any, info: ValidationInfo) -> Path:
-    """Return the absolute path of an existing CSV file."""
-    try:
-        return existing_path(value, info, (".csv",))
-    except ValueError as error:
-        raise must_be("the path of an existing .csv file", str(error)) from error
+def csv_file(kind: type[Any], read: Callable[[Path], Any], columns: str) -> tuple[Any, ...]:
+    """Return the annotations of a key that names a CSV file, and has its contents.
+
+    Args:
+        kind: Type of the contents, which have the path of their file.
+        read: Function that reads them.
+        columns: Words for the columns of the file.
+    """
+
+    def contents(value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, kind):
+            return value
+        try:
+            path = existing_path(value, info, (".csv",))
+        except ValueError as error:
+            raise must_be("the path of an existing .csv file", str(error)) from error
+        return read(path)
+
+    words = Allowed(f"the path of a CSV file with {columns}")
+    written = PlainSerializer(lambda contents: str(contents.path), when_used="json")
+    return PlainValidator(contents), written, words
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -205,3 +231,63 @@ Modules = Annotated[
     Allowed("a list of names of modules, such as [transformers, trl]"),
 ]
 """A list of names of modules."""
+
+
+# Points that are closer to each other would cost more than they say.
+_LEAST_STEP = 1e-3
+
+Course = TypeVar("Course")
+Row = TypeVar("Row", bound=Section)
+
+
+class Traces(NamedTuple, Generic[Course]):
+    """Contents of a file of traces.
+
+    Attributes:
+        path: Absolute path of the file.
+        sites: What the file says of each site, by its name.
+    """
+
+    path: Path
+    sites: Mapping[str, Course]
+
+
+class TraceRow(Section):
+    """Row of a file of traces."""
+
+    site: Annotated[str, Field(min_length=1)]
+    seconds: Annotated[float, *in_unit(parse_seconds, float, "a duration, such as 10 s")]
+
+
+Timed = TypeVar("Timed", bound=TraceRow)
+
+
+def read_row(kind: type[Row], where: str, cells: Mapping[str, str]) -> Row:
+    """Read the cells of a row by their columns; an empty cell is left out.
+
+    Raises:
+        ValueError: A cell is wrong; the message begins with the place of the row.
+    """
+    try:
+        return kind.model_validate({name: cell for name, cell in cells.items() if cell})
+    except ValidationError as error:
+        raise ValueError(f"{where} {explain(error, kind, cells)[0]}") from None
+
+
+def read_traces(path: Path, kind: type[Timed]) -> dict[str, list[Timed]]:
+    """Read the rows of each site of a file of traces, in the order of time."""
+    traces: dict[str, list[Timed]] = {}
+    for where, cells in csv_rows(path):
+        row = read_row(kind, where, cells)
+        rows = traces.setdefault(row.site, [])
+        if not rows and row.seconds:
+            raise ValueError(f"{where} the trace of {row.site} has to begin at 0 seconds")
+        if rows and row.seconds < rows[-1].seconds + _LEAST_STEP:
+            raise ValueError(
+                f"{where} seconds of {row.site} is {row.seconds:g} after {rows[-1].seconds:g}; "
+                "each row has to be at least a millisecond later than the one before"
+            )
+        rows.append(row)
+    if not traces:
+        raise ValueError(f"{path} has no rows; write one for each site and time")
+    return traces

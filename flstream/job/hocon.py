@@ -35,6 +35,8 @@ _YAML = re.compile(
     r"^( *[\w-]+:) *(?:#.*)?\n(?:\s*(?:#.*)?\n)* *(?:- |[\w-]+:(?:\s|$))", re.MULTILINE
 )
 _ABSENT = object()
+TYPE_KEYS = {"aggregation": "method"}
+"""Sections whose type has another key than ``type``."""
 _pyhocon_in_use = threading.Lock()
 
 Override = tuple[str, Any]
@@ -275,7 +277,7 @@ def _put(hocon: Hocon, root: Any, key: str, value: Any) -> None:
         if not isinstance(child, dict):
             root[step] = section = new()
             if isinstance(child, str) and following == "args":  # the name of a type alone
-                section["type"] = child
+                section[TYPE_KEYS.get(before, "type")] = child
             if isinstance(child, ConfigValues):  # joined with one more section
                 root[step] = ConfigValues([*child.tokens, section], child._instring, child._loc)
                 root[step].overridden_value = child.overridden_value

@@ -20,6 +20,7 @@ from pydantic import (
 
 from flstream.job.aggregation_section import AggregationSection, ServerOptimizerSection
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
+from flstream.job.clients_section import ClientsSection
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.device import SiteDevice
@@ -27,13 +28,11 @@ from flstream.job.devices_section import DevicesSection
 from flstream.job.fields import Allowed, Count, MemoryLimit, Section, Whole
 from flstream.job.filters import FiltersSection
 from flstream.job.keys import value_at
-from flstream.job.link import NetworkLink
 from flstream.job.model_section import BaseSection, ModelSection
-from flstream.job.network_section import NetworkSection
+from flstream.job.network_section import NetworkLink, NetworkSection
 from flstream.job.problems import RefusedValueError, given_clause, must_be
 from flstream.job.sections import (
     CheckpointsSection,
-    ClientsSection,
     EngineSection,
     PrivacySection,
     StreamingSection,
@@ -307,8 +306,8 @@ class Job(Section):
             ("model.base.factory", base.factory, base.args),
             ("train.learner", self.train.learner, {}),
             ("evaluate.learner", self.evaluate.learner, {}),
-            ("aggregation.method", rule.method, rule.args),
-            ("tracking.type", self.tracking.type, self.tracking.args),
+            ("aggregation.method", rule.type, dict(rule.args)),
+            ("tracking.type", self.tracking.type, dict(self.tracking.args)),
             ("clients.sampler.type", sampler.type, dict(sampler.args)),
         ]
         for index, stage in enumerate(self.stages):

@@ -146,10 +146,11 @@ def section_at(schema: Schema, name: str, values: Any = None) -> Schema | None:
     """
     inner: Schema = schema["properties"][name]
     if name == "args":
-        kind = values if isinstance(values, str) else value_at(values, "type")
         for case in schema.get("allOf", ()):
-            of = case["if"]["properties"]["type"]["const"]
-            if of == (schema["properties"]["type"].get("default") if kind is None else kind):
+            [(key, named)] = case["if"]["properties"].items()
+            kind = values if isinstance(values, str) else value_at(values, key)
+            default = schema["properties"][key].get("default")
+            if named["const"] == (default if kind is None else kind):
                 inner = case["then"]["properties"]["args"]
     inner = inner["items"] if name == WORKFLOW else inner
     return inner if "properties" in inner else None

@@ -79,13 +79,13 @@ def load_job(
         mistaken_keys = [problem.key for problem in error.problems]
         texts = {text.partition("=")[0].strip(): text.strip() for text in overrides}
         texts |= {key: f"{key}={value}" for key, value in own.items()}
-        given = [
+        mistaken_texts = [
             shortened(text, _MOST_SHOWN)
             for key, text in texts.items()
             if any(_is_within(mistake, {key}) for mistake in mistaken_keys)
         ]
-        if given:
-            raise JobError(f"{path} with {', '.join(given)}", error.problems) from None
+        if mistaken_texts:
+            raise JobError(f"{path} with {', '.join(mistaken_texts)}", error.problems) from None
         raise
 
 

@@ -133,10 +133,10 @@ class ModelSection(Section):
     build: Literal["auto", "whole", "by_module"] = "auto"
     """How the factory's model is built.
 
-    `auto` records what the factory does, and then computes and writes tensor by tensor, to the same
-    bits as in memory; where that is not possible, `flstream validate` says why, and the model is
-    built whole. `whole` has all of it in memory. `by_module` builds the modules on torch's meta
-    device and initialises them one by one, each with a seed of its own: these are other values.
+    `auto` has the tensors that torch makes in files, whose pages the kernel may put on the disk.
+    The bits are those of `whole`, which has all of it in memory. `by_module` builds the modules on
+    torch's meta device and initialises them one by one, each with a seed of its own: these are
+    other values.
     """
 
     base: BaseSection = BaseSection()

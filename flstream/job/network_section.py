@@ -1,21 +1,20 @@
-"""Emulated links of the sites: as a section, a command line's text, or traces."""
+"""Emulated links of the sites: as a section, or traces."""
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     AfterValidator,
     Field,
     PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    ValidationInfo,
 )
 
-from flstream.errors import UsageError
+from flstream.job.clients_section import site_of
 from flstream.job.distributions import (
     DELAYS,
     FRACTIONS,
@@ -27,16 +26,88 @@ from flstream.job.distributions import (
     draw,
 )
 from flstream.job.fields import Allowed, Section, in_unit
-from flstream.job.files import csv_path
-from flstream.job.keys import explain
-from flstream.job.link import NetworkLink, TracePoint
-from flstream.job.site_names import site_of
-from flstream.job.traces import TraceRow, Traces, read_traces
+from flstream.job.files import TraceRow, Traces, csv_file, read_traces
+from flstream.telemetry.events import LinkFacts
 from flstream.units import format_bits_exact, parse_rate
 
-_GRAMMAR = (
-    "RATE[/RATE][,LATENCY[,JITTER[,LOSS]]], such as 10Mbit,50ms or 10Mbit/100Mbit,50ms,5ms,1%"
-)
+# So many round trips that not one packet in a thousand million is lost more often in a row.
+_UNLIKELY = 1e-9
+
+
+class TracePoint(NamedTuple):
+    """State of a link from a time on.
+
+    Attributes:
+        seconds: Seconds since the trace began.
+        up: Bits a second that the site can send, 0 for none; None for what the link has otherwise.
+        down: Bits a second that it can receive, likewise.
+        latency: Seconds that a byte travels; None for what the link has otherwise.
+    """
+
+    seconds: float
+    up: float | None = None
+    down: float | None = None
+    latency: float | None = None
+
+
+class NetworkLink(LinkFacts, frozen=True):
+    """The link between a site and all others.
+
+    Attributes:
+        trace: How the link changes, from 0 seconds on; empty if it does not.
+    """
+
+    trace: tuple[TracePoint, ...] = ()
+
+    def values(self, name: Literal["up", "down", "latency"]) -> list[Any]:
+        """Return a quantity at each point of the trace; one value without a trace."""
+        usual = getattr(self, name)
+        values = [getattr(point, name) for point in self.trace] or [None]
+        return [usual if value is None else value for value in values]
+
+    @property
+    def period(self) -> float:
+        """Seconds after which the trace repeats; infinite without a trace."""
+        return self.trace[-1].seconds + self._held[-1] if len(self.trace) > 1 else math.inf
+
+    @property
+    def silence(self) -> float:
+        """Seconds in which nothing may arrive from a peer that lives."""
+        lost = math.ceil(math.log(_UNLIKELY) / math.log(self.loss)) if self.loss else 0
+        round_trip: float = 2 * (max(self.values("latency")) + self.jitter)
+        return round_trip * (1 + 2 * lost) + 2 * self._outage
+
+    @property
+    def facts(self) -> LinkFacts:
+        """The link as plain numbers, with means over the trace."""
+        latency = self._mean("latency") or 0.0
+        return LinkFacts(self._mean("up"), self._mean("down"), latency, self.jitter, self.loss)
+
+    @property
+    def _held(self) -> list[float]:
+        """Seconds that each point of the trace lasts; the last as long as the one before."""
+        seconds = [later.seconds - point.seconds for point, later in pairwise(self.trace)]
+        return [*seconds, seconds[-1]] if seconds else [1.0]
+
+    @property
+    def _outage(self) -> float:
+        """Seconds of the longest outage, across the trace's end, too."""
+        longest = 0.0
+        for rates in (self.values("up"), self.values("down")):
+            outage = 0.0
+            for rate, seconds in [*zip(rates, self._held, strict=True)] * 2:
+                outage = outage + seconds if rate == 0 else 0.0
+                longest = max(longest, outage)
+        return longest
+
+    def _mean(self, name: Literal["up", "down", "latency"]) -> float | None:
+        values = self.values(name)
+        if None in values:
+            return None  # without limit at times
+        total: float = sum(math.prod(pair) for pair in zip(values, self._held, strict=True))
+        return total / sum(self._held)
+
+
 _LIMITS = {"up": RATES, "down": RATES, "latency": DELAYS, "jitter": DELAYS, "loss": FRACTIONS}
 
 
@@ -90,11 +161,8 @@ class _LinkRow(TraceRow):
     latency: Delay | None = None
 
 
-def _traces(value: Any, info: ValidationInfo) -> Traces[tuple[TracePoint, ...]]:
+def _traces(path: Path) -> Traces[tuple[TracePoint, ...]]:
     """Read a file of traces."""
-    if isinstance(value, Traces):
-        return value
-    path = csv_path(value, info)
     sites = {
         site: tuple(TracePoint(row.seconds, row.up, row.down, row.latency) for row in rows)
         for site, rows in read_traces(path, _LinkRow).items()
@@ -128,11 +196,7 @@ class NetworkSection(LinkSection):
     traces: (
         Annotated[
             Any,
-            PlainValidator(_traces),
-            PlainSerializer(lambda traces: str(traces.path), when_used="json"),
-            Allowed(
-                "the path of a CSV file with the columns site, seconds, and up, down or latency"
-            ),
+            *csv_file(Traces, _traces, "the columns site, seconds, and up, down or latency"),
         ]
         | None
     ) = None
@@ -162,28 +226,3 @@ class NetworkSection(LinkSection):
     def links(self, sites: Iterable[str], seed: int) -> dict[str, NetworkLink]:
         """Return the links of sites by their names; none where nothing is emulated."""
         return {site: self.link(site, seed) for site in sites} if self.is_on else {}
-
-
-def parse_link(text: str) -> NetworkLink:
-    """Parse a command line's link, ``10Mbit,50ms`` or ``10Mbit/100Mbit,50ms,5ms,1%``.
-
-    Args:
-        text: Rate up and down, or the rates up and down with a slash between them; then latency,
-            jitter and loss, as far as they are given, with commas between them. A part may be left
-            empty: ``,50ms`` limits no rate.
-
-    Raises:
-        UsageError: It is no such text; the message says what is wrong, and how to write it.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    rates = re.sub(r"/\s*s\s*(?=/|$)", "", parts[0], flags=re.IGNORECASE).split("/")
-    if len(parts) > 4 or len(rates) > 2 or not any(parts):
-        raise UsageError(f"{text!r} is no link; write {_GRAMMAR}")
-    texts = zip(_LIMITS, [rates[0], rates[-1], *parts[1:]], strict=False)
-    values = {key: part for key, part in texts if part.strip()}
-    try:
-        link = LinkSection.model_validate(values)
-    except ValidationError as error:
-        mistake = explain(error, LinkSection, values)[0]
-        raise UsageError(f"{text!r} is no link: {mistake}; write {_GRAMMAR}") from None
-    return NetworkLink(**link.model_dump(exclude_unset=True))

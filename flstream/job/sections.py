@@ -6,21 +6,18 @@ comment in a resolved job file. The annotation defines the allowed values.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from flstream.job.clients_section import ClientsSection
 from flstream.job.codecs import CodecsSection
 from flstream.job.fields import (
     Allowed,
     ChunkSize,
     Count,
-    CountOrFraction,
     Flag,
     FreeArgs,
     Real,
@@ -30,123 +27,9 @@ from flstream.job.fields import (
 )
 from flstream.job.files import code_name, needs
 from flstream.job.problems import Problem, RefusedValueError, given_clause
-from flstream.job.sampler_section import SamplerSection
-from flstream.job.site_names import GpuGroups, SiteArgs, SiteNames
-from flstream.job.typed import short_name
-from flstream.telemetry.events import default_site_names
+from flstream.job.typed import Sections, TypedSection
 
 MIB = 1024**2
-
-# Most clients that get a process each by default; more processes would cost too much memory.
-_MOST_PROCESSES = 16
-_MOST_CLIENTS = 1_000_000
-
-
-class ClientsSection(Section):
-    """The clients of the job, and how many of them a round needs."""
-
-    names: SiteNames | None = None
-    """The clients' (sites') names; null is site-1, site-2 and so on.
-
-    A site's name is that of its folder, too. Its index is its place in the list, from 0.
-    """
-
-    count: Annotated[
-        Whole,
-        Field(ge=1, le=_MOST_CLIENTS),
-        Allowed(f"a whole number from 1 to {_MOST_CLIENTS}, unless clients.names is given"),
-    ]
-    """How many clients (sites) the job has; left out, as many as clients.names lists."""
-
-    args: SiteArgs = Field(default_factory=dict)
-    """Arguments of one site alone, by site: `{ ward { data = "a.csv" } }`, or a CSV file of them.
-
-    A script gets them after those of train.args, or instead of those of the same name; a learner
-    finds them in `self.site.args`. The first column of a file has the site's name; the other cells
-    are texts, but for true, false and null, and an empty one is as if it were not there.
-    """
-
-    parallel: Annotated[Whole, Field(ge=1, le=256)] | None = None
-    """How many worker processes run them; null is one each up to 16, then one a core.
-
-    With engine.type = ray, or with engine.gpus, null is as many as there is room for.
-
-    With fewer workers than clients a worker runs several, one after another.
-    """
-
-    per_round: CountOrFraction | None = None
-    """How many clients a round samples: a number, or a fraction of them; null is all.
-
-    `1` is one client, `1.0` is all of them.
-    """
-
-    sampler: SamplerSection = SamplerSection()
-
-    threads: Annotated[Whole, Field(ge=1, le=1024)] = 1
-    """Torch threads of each client process.
-
-    The number can change the last bits of what training gives, so it does not follow the machine.
-    """
-
-    gpus: GpuGroups | None = None
-    """The GPUs of each client process in turn, as CUDA_VISIBLE_DEVICES; null is all for each.
-
-    With `["0", "1"]`, the third process has GPU 0 again; `["0,1", "2,3"]` gives two to each.
-    """
-
-    min_updates: Count | None = None
-    """How many clients of a round have to send a sound update; null is all of them.
-
-    A round goes on without those that fail as long as so many are left.
-    """
-
-    round_timeout: Seconds = 3600.0
-    """How long a client may take for its task (duration), after which it has failed."""
-
-    wait_after_min: Seconds | None = None
-    """How long a round waits for further updates once it has min_updates (duration).
-
-    null is until every client has answered or failed.
-    """
-
-    suspend_after: Annotated[Whole, Field(ge=0)] = 2
-    """After how many failures in a row a client is asked no more; 0 is never."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_many_as_are_named(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("count") is None:
-            values = {name: value for name, value in values.items() if name != "count"}
-            if isinstance(names := values.get("names"), list) and names:
-                values["count"] = len(names)
-        return values
-
-    @property
-    def workers(self) -> int:
-        """Number of worker processes; as many as clients if each client has its own."""
-        if self.parallel is not None:
-            return min(self.parallel, self.count)
-        return self.count if self.count <= _MOST_PROCESSES else os.cpu_count() or 1
-
-    @property
-    def worker_names(self) -> list[str]:
-        """Names of the workers; the names of the sites if each site has its own worker."""
-        if self.workers == self.count:
-            return self.site_names
-        return [f"worker-{number}" for number in range(1, self.workers + 1)]
-
-    @property
-    def site_names(self) -> list[str]:
-        """Names of the sites, in their fixed order; `site-1`, `site-2` and so on by default."""
-        return list(self.names or default_site_names(self.count))
-
-    @property
-    def cohort_size(self) -> int:
-        """Number of clients that a round samples, from 1 to `count`."""
-        if isinstance(self.per_round, float):
-            return max(1, round(self.per_round * self.count))
-        return self.count if self.per_round is None else self.per_round
-
 
 EPSILON = "epsilon"
 """Name that stands in ``stop_when`` for the privacy that a job has spent."""
@@ -412,44 +295,34 @@ RUN = "global"
 """Name that stands for the whole run in a tracker, beside those of the sites."""
 
 
-def _trackers() -> Mapping[str, str]:
-    """Return the places of the trackers that come with flstream, by name."""
-    # Imported on demand, since the package of trackers is above this one.
-    registry: Mapping[str, str] = importlib.import_module("flstream.tracking.registry").BUILT_IN
-    return registry
+TRACKERS: Mapping[str, str] = {
+    "tensorboard": "flstream.tracking.tensorboard:TensorBoard",
+    "mlflow": "flstream.tracking.mlflow:MLflow",
+}
+"""Place of each tracker that comes with flstream, by its name: that of the library it needs."""
 
 
 _NEEDS = (needs("tensorboard", tensorboard="tensorboard"), needs("tracking", mlflow="mlflow"))
 
 
-class TrackingSection(Section):
+class TrackingSection(TypedSection):
     """Tracker of the run's numbers and text, beside its own files."""
 
-    type: Annotated[str, *code_name("Class", _trackers), *_NEEDS] | None = None
+    sections: ClassVar[Sections] = dict.fromkeys([None, *TRACKERS], Section)
+
+    type: Annotated[str, *code_name("Class", TRACKERS.keys), *_NEEDS] | None = None
     """The tracker: tensorboard, mlflow, or a class of your own beside the job file; null is none.
 
     In the run directory, tensorboard writes event files, and mlflow a store, `mlflow/mlflow.db`;
     both need the extra `flstream[tracking]`.
     A class is named `file.py:Class` or `module:Class`, and runs in a thread of the launcher.
+    `args` are its keyword arguments.
     """
-
-    args: FreeArgs = Field(default_factory=dict)
-    """Keyword arguments of a tracker of your own, as written."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_name_alone(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
-
-    @property
-    def name(self) -> str:
-        """Name of the tracker for messages: `tensorboard`, or `mine.py:Tracker`."""
-        return short_name(self.type or "")
 
     @property
     def place(self) -> str | None:
         """Place of the tracker's class: `package.module:name` or `/abs/path.py:name`."""
-        return None if self.type is None else _trackers().get(self.type, self.type)
+        return None if self.type is None else TRACKERS.get(self.type, self.type)
 
 
 class CheckpointsSection(Section):

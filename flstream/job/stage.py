@@ -20,12 +20,12 @@ from pydantic import (
 )
 
 from flstream.errors import UsageError
+from flstream.job.clients_section import ClientsSection
 from flstream.job.code import find, import_once, load
 from flstream.job.fields import Allowed, Section, Whole
 from flstream.job.files import code_name
 from flstream.job.keys import explain
 from flstream.job.problems import Problem, RefusedValueError, given_clause
-from flstream.job.sections import ClientsSection
 from flstream.job.typed import AnySection, FreeSection, Sections, TypedSection
 
 

@@ -14,7 +14,7 @@ from flstream.job.problems import Problem, RefusedValueError
 from flstream.units import format_seconds_exact, parse_seconds
 
 if TYPE_CHECKING:
-    from flstream.job.sections import ClientsSection
+    from flstream.job.clients_section import ClientsSection
 
 
 class TimeSection(Section):

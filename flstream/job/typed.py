@@ -24,8 +24,8 @@ from flstream.job.values import render_value
 AnySection = type[Section]
 """Class of a section."""
 
-Sections = Mapping[str, AnySection]
-"""Sections of the arguments of built-in types, by type."""
+Sections = Mapping[Any, AnySection]
+"""Sections of the arguments of built-in types, by type; None stands for null."""
 
 
 class FreeSection(Section):
@@ -37,13 +37,21 @@ class FreeSection(Section):
 
 
 class TypedSection(Section):
-    """A section `{ type, args { ... } }`; the name of a type alone stands for one without args."""
+    """A section `{ type, args { ... } }`; the name of a type alone stands for one without args.
 
-    type: str
+    The key of the type may have another name, by an alias.
+    """
+
+    type: str | None
     args: SerializeAsAny[Section] = Field(default_factory=Section, validate_default=True)
 
     sections: ClassVar[Sections] = {}
     """Sections of the arguments of the built-in types, by type."""
+
+    @classmethod
+    def type_key(cls) -> str:
+        """Return the key of the type in a job file."""
+        return cls.model_fields["type"].alias or "type"
 
     @classmethod
     def built_in(cls) -> Sections:
@@ -58,7 +66,7 @@ class TypedSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone(cls, value: Any) -> Any:
-        return {"type": value} if isinstance(value, str) else value
+        return {cls.type_key(): value} if isinstance(value, str) else value
 
     @field_validator("args", mode="plain")
     @classmethod
@@ -73,7 +81,7 @@ class TypedSection(Section):
     @property
     def name(self) -> str:
         """Name for messages: `gaussian`, or `mine.py:Filter` without a folder."""
-        return short_name(self.type)
+        return short_name(self.type or "")
 
     def __str__(self) -> str:
         """Return the name with the arguments: `gaussian (sigma = 0.01)`."""
@@ -85,14 +93,14 @@ class TypedSection(Section):
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Return the JSON schema, with the arguments of each built-in type."""
-        reference = handler(core)
+        reference, key = handler(core), cls.type_key()
         schema = handler.resolve_ref_schema(reference)
         args: Any = cls.model_fields["args"].annotation
         common = TypeAdapter(args).json_schema()["properties"]
         schema["properties"]["args"] = {"type": "object", "properties": common}
         schema["allOf"] = [
             {
-                "if": {"properties": {"type": {"const": kind}}, "required": ["type"]},
+                "if": {"properties": {key: {"const": kind}}, "required": [key]},
                 "then": {"properties": {"args": section.model_json_schema()}},
             }
             for kind, section in cls.built_in().items()

@@ -120,10 +120,10 @@ class BodyFile:
     def write_tensor(self, name: str, source: Source) -> None:
         """Write a tensor, under any of its names, from a body that has it under that name."""
         own = self.layout.by_name[self.layout.aliases.get(name, name)]
-        given = source.layout.by_name[name]
-        for start in range(given.start, given.stop, _STEP):
-            view = view_of(source, start, min(start + _STEP, given.stop), self._scratch)
-            self.write(own.start + start - given.start, view)
+        spec = source.layout.by_name[name]
+        for start in range(spec.start, spec.stop, _STEP):
+            view = view_of(source, start, min(start + _STEP, spec.stop), self._scratch)
+            self.write(own.start + start - spec.start, view)
 
     def close(self) -> None:
         """Close the file, before its last reference goes."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_a
 from pydantic import TypeAdapter, ValidationError, validate_call
 
 from flstream.errors import UsageError
+from flstream.job.hocon import TYPE_KEYS
 from flstream.recipe.initial_model import code_place, initial_model
 from flstream.recipe.nvflare_table import ARGUMENTS
 from flstream.report.console import make_console
@@ -59,7 +60,7 @@ class FilterType(StrEnum):
 
 def _aggregation(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
-        return {"method": value.get("type"), **value.get("args", {})}
+        return {"method": value.get("type"), "args": value.get("args", {})}
     if not isinstance(value, str):
         # NVFlare's aggregators see whole models of all sites.
         raise ValueError(
@@ -308,7 +309,7 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     first, dot, rest = key.partition(".")
     section = values.get(first)
     if isinstance(section, str):  # the name of a type alone
-        section = {"type": section}
+        section = {TYPE_KEYS.get(first, "type"): section}
     inner = dict(section) if isinstance(section, Mapping) else {}
     if dot:
         put(inner, rest, value)

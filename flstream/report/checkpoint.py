@@ -125,8 +125,6 @@ def _statistics_table(tensors: Sequence[TensorRow]) -> Table:
 
 def _total_lines(findings: Findings, width: int | None) -> list[str]:
     lines, cost = [""], findings.streaming
-    if findings.shown != findings.total:
-        lines.append(f"shown: {_counted(findings.shown)}; the whole model has:")
     lines.append(f"{_counted(findings.total)}, header of {format_bytes(findings.header_bytes)}")
     if len(findings.dtypes) > 1:
         lines += [f"  {code}: {_counted(count)}" for code, count in findings.dtypes.items()]

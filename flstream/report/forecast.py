@@ -85,13 +85,9 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
     if need.base_bytes:
         yield "base", f"{size(need.base_bytes)}, mapped once by all workers of a machine"
-    if need.base_builder_bytes:
-        yield "", f"built as a whole before they start, {size(need.base_builder_bytes)}"
     if need.building is not None:
         taken = f", about {size(need.building.memory)} at a time" if need.building.memory else ""
         yield "built", f"{need.building.way}{taken}"
-        if need.building.reason:
-            yield "", f"model.factory cannot be recorded: {need.building.reason}"
     moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:

@@ -7,7 +7,6 @@ import io
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ from flstream.errors import SimulationError, UsageError
 from flstream.job.keys import which_key
 from flstream.report import run_charts as charts
 from flstream.report import views
-from flstream.report.metric_axes import axes_of, seconds_to_best, simulated_seconds
 from flstream.report.metrics import UNSCORED, last_values, metrics_of
+from flstream.report.run_groups import all_keys, differing_keys, groups_of, varying_keys
 from flstream.report.run_record import RunRecord, read_run
 from flstream.report.site_errors import error_lists
 from flstream.report.table import Link, format_cell
@@ -39,14 +38,12 @@ _SCORERS = {
     "server": "the evaluator, on data of its own",
 }
 _MOST_DETAILED = 20  # runs of a comparison whose memory, time and sites are shown
-_REFRESH_SECONDS = 5  # after which a browser loads the page of a run that is going on once more
 _GENERATOR = "flstream report"
-# Marks a page as written by flstream, and as one that refreshes itself.
+# Marks a page as written by flstream.
 _MARK = f'<meta name="generator" content="{_GENERATOR}">'
 # Heads of columns that mark a CSV file as written by flstream.
 _CSV_FACTS = ("status", "rounds", "best", "seconds", "digest")
 _CSV_MARK = ",".join(_CSV_FACTS)
-_REFRESHES = '<meta http-equiv="refresh"'
 _HEAD_BYTES = 4096
 
 
@@ -81,7 +78,7 @@ def write_page(
     path = output or own
     has_several = len(runs) > 1
     records = [read_run(run, is_running=is_running, is_one_of_many=has_several) for run in runs]
-    keys = charts.all_keys(records)
+    keys = all_keys(records)
     group_by = [own for key in group_by for own in _keys_of(key, keys)]
     if over not in (*keys, "seed"):
         raise _unknown("--over", over, keys)
@@ -97,53 +94,22 @@ def write_page(
     return path
 
 
-def write_index(folder: Path, output: Path | None = None) -> Path:
-    """Write the index of all runs below a folder, and missing or outdated pages.
-
-    Args:
-        folder: The folder.
-        output: Path of the index; None for ``index.html`` in the folder.
-
-    Returns:
-        The path of the index.
-
-    Raises:
-        UsageError: There is no run below the folder, or an existing file is not a page of flstream.
-        SimulationError: A page cannot be written.
-    """
-    runs, links = newest_first(runs_below(folder)), []
-    path = output or folder / "index.html"
-    _check_replaceable(path)
-    for run in runs:
-        page = RunDirectory(run.path).report
-        with suppress(UsageError):  # somebody else's file or folder has that name
-            is_over = run.status != "running"
-            if not page.exists() or (is_over and _REFRESHES.encode() in _head(page)):
-                _write(page, run_page([read_run(run.path)]))
-        address = quote(os.path.relpath(page, path.absolute().parent))
-        links.append(Link(str(run.path.relative_to(folder.absolute())), address))
-    title = f"{counted(len(runs), 'run')} in {printable(folder.absolute().name)}"
-    table = views.index_table(runs, links)
-    _write(path, _render("index.html", is_running=False, title=title, runs=table))
-    return path
-
-
-def runs_below(folder: Path) -> list[RunRecord]:
-    """Read all runs below a folder, by name; not those in hidden folders.
+def runs_below(folder: Path) -> list[Path]:
+    """Return the directories of all runs below a folder, by name; not those in hidden folders.
 
     Raises:
         UsageError: There is none.
     """
-    found = (path.relative_to(folder) for path in folder.glob("**/events.jsonl"))
+    paths = (path.relative_to(folder) for path in folder.glob("**/events.jsonl"))
     # A sweep keeps failed runs that it began anew in a hidden folder.
-    shown = (path for path in found if not any(part.startswith(".") for part in path.parts))
+    shown = (path for path in paths if not any(part.startswith(".") for part in path.parts))
     journals = sorted(shown, key=lambda path: natural_key(str(path)))
     if not journals:
         raise UsageError(
             f"{folder} is not a run directory, and no run lies below it: none has an events.jsonl; "
             "name the folder that flstream simulate made, such as runs/<job>-<time>, or runs"
         )
-    return [read_run(folder / events.parent, is_one_of_many=True) for events in journals]
+    return [folder / events.parent for events in journals]
 
 
 def newest_first(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -174,7 +140,7 @@ def run_page(
     labels = path_labels([run.path for run in runs])
     only = runs[0] if len(runs) == 1 else None
     metrics = metrics_of([run.summary for run in runs])
-    groups = charts.run_groups(runs, labels, group_by, over)
+    groups = groups_of(runs, labels, group_by, over)
     colors = {at: group.color for group in groups for at in group.runs}
     folder = None if path is None else path.absolute().parent
     names = [Link(label, _address(run, folder)) for label, run in zip(labels, runs, strict=True)]
@@ -182,15 +148,14 @@ def run_page(
     memory_top, seconds_top = (None, None) if only else _common_tops(runs)
     return _render(
         "page.html",
-        is_running=only is not None and only.status == "running",
         run=only,
         title=printable(only.name) if only else f"{len(runs)} runs side by side",
         parts=[PageRun(run, labels[at], colors[at]) for at, run in enumerate(runs)],
         names=names,
         groups=groups,
         drawn=sum(bool(group.color) for group in groups),
-        over=", ".join(charts.varying_keys(runs, groups)) or "nothing",
-        axes=axes_of(runs),
+        over=", ".join(varying_keys(runs, groups)) or "nothing",
+        axes=charts.axes_of(runs),
         has_details=len(runs) <= _MOST_DETAILED,
         has_scores=any(not metric.kind for metric in metrics),
         has_train_values=any(metric.kind for metric in metrics),
@@ -213,9 +178,9 @@ def _comparison_csv(runs: Sequence[RunRecord]) -> str:
 
     A setting that a run does not have is empty.
     """
-    keys, metrics = charts.differing_keys(runs), metrics_of([run.summary for run in runs])
-    times = {"simulated_seconds": simulated_seconds, "simulated_seconds_to_best": seconds_to_best}
-    times = times if any(simulated_seconds(run) is not None for run in runs) else {}
+    keys, metrics = differing_keys(runs), metrics_of([run.summary for run in runs])
+    has_times = any(run.simulated_seconds is not None for run in runs)
+    times = ("simulated_seconds", "simulated_seconds_to_best") if has_times else ()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["run", *keys, *_CSV_FACTS, *times, *(metric.title for metric in metrics)])
@@ -223,7 +188,7 @@ def _comparison_csv(runs: Sequence[RunRecord]) -> str:
         summary, last = run.summary, last_values(run.summary)
         best = "" if summary.best is None else summary.best.value
         facts = [run.status, summary.rounds_completed, best, run.seconds, summary.model.digest]
-        facts += [take(run) for take in times.values()]
+        facts += (run.simulated_seconds, run.seconds_to_best) if has_times else ()
         scores = [last.get(metric, "") for metric in metrics]
         values = [run.values.get(key, "").strip('"') for key in keys]
         writer.writerow([str(run.path), *values, *facts, *scores])
@@ -245,7 +210,7 @@ def run_cell(path: Path) -> str:
         UsageError: The folder is not a run directory, or cannot be read.
     """
     run = read_run(path)
-    return _render("cell.html", is_running=run.status == "running", run=run)
+    return _render("cell.html", run=run)
 
 
 def _keys_of(named: str, keys: Sequence[str]) -> list[str]:
@@ -296,14 +261,13 @@ def _write(path: Path, text: str, mark: str = _MARK) -> None:
         ) from error
 
 
-def _render(template: str, *, is_running: bool, **context: Any) -> str:
+def _render(template: str, **context: Any) -> str:
     return (
         environment()
         .get_template(template)
         .render(
             context,
             generator=_GENERATOR,
-            refresh=_REFRESH_SECONDS if is_running else 0,
             version=flstream.__version__,
             made=time.strftime("%Y-%m-%d at %H:%M:%S UTC", time.gmtime()),
         )
@@ -324,5 +288,6 @@ def environment() -> jinja2.Environment:
     for text in (printable, counted, brief_names, format_cell, *formats):
         environment.filters[text.__name__] = text
     environment.globals |= {"views": views, "charts": charts, "unscored": UNSCORED}
-    environment.globals |= {"error_lists": error_lists, "timeline": timeline}
+    environment.globals |= {"error_lists": error_lists, "groups_of": groups_of}
+    environment.globals["timeline"] = timeline
     return environment

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
-from pathlib import Path
-from statistics import mean
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import numpy as np
 
-from flstream.job.keys import short_keys
 from flstream.report.drawing import (
     BLUE,
     GREEN,
@@ -24,15 +20,16 @@ from flstream.report.drawing import (
     VIOLET,
     Chart,
     Curve,
+    Unit,
     Values,
     band_of,
     curve_chart,
 )
 from flstream.report.memory_curves import HELPERS
-from flstream.report.metric_axes import ROUNDS, MetricAxis, on_common_places, places_on
 from flstream.report.metrics import Metric, metrics_of, order_metrics
+from flstream.report.run_groups import RunGroup
 from flstream.report.run_record import RunRecord
-from flstream.report.text import counted, elide, path_labels
+from flstream.report.text import counted, elide
 from flstream.runs.history import PHASES
 from flstream.telemetry.events import SERVER
 from flstream.text import printable
@@ -42,140 +39,53 @@ PHASE_COLORS = dict(zip(PHASES, (BLUE, GREEN, ORANGE, VERMILION, PINK), strict=T
 """Colours of a round's phases, as CSS names them."""
 
 _MOST_METRICS, _MOST_LOGGED, _MOST_BARS, _NAME = 8, 12, 70, 16
-_MOST_LINES, _LABEL = 8, 100
+_MOST_LINES, _LABEL, _MOST_PLACES = 8, 100, 200
 _MOST_BY_SITE, _MOST_EVALUATIONS = 4, 200
 
 
-def series_color(index: int) -> str:
-    """Return the colour of a compared run, by its index."""
-    return SERIES[index % len(SERIES)]
+class MetricAxis(NamedTuple):
+    """Horizontal axis of charts of metrics."""
+
+    key: str
+    words: str
+    unit: Unit
+    title: str  # beside its labels; empty where these have their unit
 
 
-class RunGroup(NamedTuple):
-    """Group of compared runs, one line in charts.
+ROUNDS = MetricAxis("rounds", "rounds", "count", "round")
+TIME = MetricAxis("time", "simulated time", "seconds", "")
+BYTES = MetricAxis("bytes", "bytes moved", "bytes", "")
 
-    Attributes:
-        label: Label, which no other group has.
-        runs: Indices of its runs.
-        color: Colour of its line; empty for a group that charts leave out.
+
+def axes_of(runs: Sequence[RunRecord]) -> list[MetricAxis]:
+    """Return the axes that the metrics of runs are drawn over; rounds alone without times."""
+    has_times = any(run.simulated_seconds is not None for run in runs)
+    return [ROUNDS, TIME, BYTES] if has_times else [ROUNDS]
+
+
+def places_on(axis: MetricAxis, run: RunRecord) -> Mapping[int, float] | None:
+    """Return the place of each round's model on an axis, by number; None for the numbers."""
+    if axis == TIME:
+        return run.round_ends
+    if axis == BYTES:
+        rounds = run.history.rounds
+        moved = accumulate(record.down.bytes + record.up.bytes for record in rounds)
+        return {0: 0.0} | dict(zip((record.number for record in rounds), moved, strict=True))
+    return None
+
+
+def on_common_places(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
+    """Return lines with values at the same places, in between by a straight line.
+
+    These are the places at which all of them have values, or none.
     """
-
-    label: str
-    runs: Sequence[int]
-    color: str
-
-
-def run_groups(
-    runs: Sequence[RunRecord],
-    labels: Sequence[str],
-    group_by: Sequence[str] = (),
-    over: str = "seed",
-) -> list[RunGroup]:
-    """Group runs that differ in one key alone, or those with the same values of some keys.
-
-    Args:
-        runs: The runs.
-        labels: Their labels.
-        group_by: Dotted keys by whose values runs are grouped; none for all keys but ``over``.
-        over: Key that tells the runs of a group apart, with those that have its value in each run.
-
-    Returns:
-        The groups; if one has several runs, they are labelled by the settings in which they differ.
-    """
-    members = _members(runs, group_by, over)
-    drawn = _leading(members, runs)
-    names = list(labels)
-    if group_by or len(members) < len(runs):
-        firsts = [runs[group[0]] for group in members]
-        keys = _telling_keys(firsts, group_by or differing_keys(firsts, _following(runs, over)))
-        short = short_keys(keys or group_by)
-        texts = {key: _value_texts(firsts, key) for key in short}
-        for place, group in enumerate(members):
-            parts = (f"{short[key]}={text}" for key in short if (text := texts[key][place]))
-            names[group[0]] = printable(", ".join(parts)) or names[group[0]]
-    counts = Counter(names[group[0]] for group in members)
-    groups = []
-    for group in members:
-        name, first = names[group[0]], labels[group[0]]
-        color = series_color(drawn.index(group)) if group in drawn else ""
-        groups.append(RunGroup(f"{name} ({first})" if counts[name] > 1 else name, group, color))
-    return groups
-
-
-def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> list[list[int]]:
-    """Return the indices of each group's runs."""
-    groups: dict[object, list[int]] = {}
-    left_out = _following(runs, over)
-    for index, run in enumerate(runs):
-        if group_by:
-            groups.setdefault(tuple(run.values.get(key) for key in group_by), []).append(index)
-            continue
-        values = tuple((key, value) for key, value in run.values.items() if key not in left_out)
-        place = run.values.get(over)
-        is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
-        # A run without settings is like no other, and nor is a repetition.
-        groups.setdefault(index if is_new or not values else values, []).append(index)
-    return list(groups.values())
-
-
-def _following(runs: Sequence[RunRecord], over: str) -> set[str]:
-    """Return a key and those with its value in each run, as ``split_seed = ${seed}`` has it."""
-    same = [
-        {key for key, value in run.values.items() if value == run.values.get(over)} for run in runs
-    ]
-    return {over} | set.intersection(*same)
-
-
-def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[list[int]]:
-    """Return the groups that charts draw: at most eight, those with the best mean score."""
-    if len(members) <= _MOST_LINES:
-        return list(members)
-    modes = (value for key, value in runs[0].values.items() if key.endswith("key_metric_mode"))
-    sign = 1 if '"min"' in modes else -1
-
-    def place(group: Sequence[int]) -> float:
-        scores = [best.value for at in group if (best := runs[at].summary.best) is not None]
-        return sign * mean(scores) if scores else math.inf
-
-    ranked = sorted(members, key=place)[:_MOST_LINES]
-    return [group for group in members if group in ranked]
-
-
-def _telling_keys(runs: Sequence[RunRecord], keys: Sequence[str]) -> list[str]:
-    """Return those of the keys that tell runs apart which the keys before them do not."""
-    telling, known = list[str](), 1
-    for key in keys:
-        values = {tuple(run.values.get(each) for each in (*telling, key)) for run in runs}
-        if len(values) > known:
-            telling.append(key)
-            known = len(values)
-    return telling
-
-
-def _value_texts(runs: Sequence[RunRecord], key: str) -> list[str]:
-    """Return a setting's value in each run as labels have it; of paths, what tells them apart."""
-    texts = [run.values.get(key, "").strip('"') for run in runs]
-    paths = {text: Path(text) for text in texts if text.startswith("/")}
-    short = dict(zip(paths, path_labels([*paths.values()]), strict=True)) if paths else {}
-    return [short.get(text, text) for text in texts]
-
-
-def all_keys(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the keys that any run has; those that all have come first."""
-    counts = Counter(key for run in runs for key in run.values)
-    return sorted(counts, key=lambda key: counts[key] < len(runs))
-
-
-def differing_keys(runs: Sequence[RunRecord], but: Collection[str] = ()) -> list[str]:
-    """Return the keys but some whose values differ; to lack a key is a value, too."""
-    keys = [key for key in all_keys(runs) if key not in but]
-    return [key for key in keys if len({run.values.get(key) for run in runs}) > 1]
-
-
-def varying_keys(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> list[str]:
-    """Return the keys in which runs of a group differ, by their short names."""
-    varying = (differing_keys([runs[at] for at in group.runs]) for group in groups)
-    return [*short_keys(dict.fromkeys(key for keys in varying for key in keys)).values()]
+    begin = max(float(places[0]) for places, _ in lines)
+    end = min(float(places[-1]) for places, _ in lines)
+    every = np.unique(np.concatenate([np.asarray(places, float) for places, _ in lines]))
+    common = every[(begin <= every) & (every <= end)]
+    if len(common) > _MOST_PLACES:
+        common = np.linspace(begin, end, _MOST_PLACES)
+    return [(common, np.interp(common, *line)) for line in lines]
 
 
 def metric_charts(
@@ -237,11 +147,11 @@ def metric_charts(
 def _within_all(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
     """Return lines from where the last of them begins to where the first one ends."""
     begin, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
-    kept: list[tuple[Values, Values]] = []
+    within: list[tuple[Values, Values]] = []
     for places, values in lines:
         own = [at for at, place in enumerate(places) if begin <= place <= end]
-        kept.append(([places[at] for at in own], [values[at] for at in own]))
-    return kept
+        within.append(([places[at] for at in own], [values[at] for at in own]))
+    return within
 
 
 def site_charts(run: RunRecord) -> list[Chart]:

@@ -131,6 +131,25 @@ class RunRecord:
         return values_by_round(self.summary)
 
     @property
+    def simulated_seconds(self) -> float | None:
+        """How long the run took by the virtual clock; None without one."""
+        seconds = self.summary.simulated_seconds
+        return seconds if isinstance(seconds, float) else None
+
+    @property
+    def round_ends(self) -> Mapping[int, float]:
+        """Simulated seconds at the end of each round, by number; of the initial model, 0."""
+        ends = {row.round: row.simulated_seconds for row in self.summary.rounds}
+        return {0: 0.0} | {number: end for number, end in ends.items() if isinstance(end, float)}
+
+    @property
+    def seconds_to_best(self) -> float | None:
+        """Simulated seconds until the best model; None without a score or a virtual clock."""
+        best = self.summary.best
+        is_timed = best is not None and self.simulated_seconds is not None
+        return self.round_ends.get(best.round) if best is not None and is_timed else None
+
+    @property
     def over_idle(self) -> Mapping[str, np.ndarray]:
         """Memory over idle of server and workers at each step, in bytes; NaN without."""
         idle_rss = self.history.idle_rss

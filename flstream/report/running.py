@@ -1,11 +1,8 @@
-"""Running a job in view: its progress and page, and at its end tables and facts."""
+"""Running a job in view: its progress, and at its end tables, facts and page."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -37,8 +34,6 @@ from flstream.simulation.launcher import simulate
 from flstream.text import MOST_ON_A_LINE, brief_names, printable, quotable
 from flstream.units import format_bytes, format_seconds
 
-# Least seconds between two pages of a run that is going on, and their most share of its time.
-_LEAST_SECONDS, _MOST_SHARE = 5.0, 0.01
 _MOST_SCORES, _MOST_ERRORS, _MOST_REASON_LINES = 6, 5, 3
 
 
@@ -84,8 +79,8 @@ def run_and_show(
                 console.out(f"the run in {shown_path(run.path)} resumes {after}")
             # Inline, pdb and what training code prints have the screen.
             has_screen = not job.engine.is_inline
-            with live_page(run) as page, watching(console, has_screen=has_screen) as listener:
-                summary = simulate(job, run, listener, resume=point, host=host, on_round=page.set)
+            with watching(console, has_screen=has_screen) as listener:
+                summary = simulate(job, run, listener, resume=point, host=host)
         print_result(console, summary, run)
         with stoppable():
             leave_page(run, console, has_run=not is_finished)
@@ -94,34 +89,6 @@ def run_and_show(
 
         remove_leftovers()  # the run's own from before it was killed, as its processes are gone now
     return summary
-
-
-@contextmanager
-def live_page(run: RunDirectory) -> Iterator[threading.Event]:
-    """Write a run's page anew whenever the yielded event is set.
-
-    Setting it costs nothing. A page that cannot be written is left to the end of the run.
-    """
-    is_due, over = threading.Event(), threading.Event()
-
-    def write() -> None:
-        while is_due.wait() and not over.is_set():
-            is_due.clear()
-            from flstream.report.page import write_page
-
-            began = time.thread_time()  # what it costs the run
-            with suppress(Exception):
-                write_page([run.path], is_running=True)
-            over.wait(max(_LEAST_SECONDS, (time.thread_time() - began) / _MOST_SHARE))
-
-    thread = threading.Thread(target=write, name="live-page", daemon=True)
-    thread.start()
-    try:
-        yield is_due
-    finally:
-        over.set()
-        is_due.set()
-        thread.join()
 
 
 def leave_page(run: RunDirectory, console: Console, *, has_run: bool) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean, median_low, stdev
 from typing import TYPE_CHECKING, Any
 
 from flstream.job.device import NANOSECONDS
-from flstream.report.metric_axes import seconds_to_best, simulated_seconds
 from flstream.report.metrics import Metric, last_values, metrics_of, values_by_round
 from flstream.report.run_record import LoggedValues, RunRecord
 from flstream.report.table import Column, Gap, Link, Row, Shade, Table, ends
@@ -21,10 +21,12 @@ from flstream.text import brief_names, natural_key
 from flstream.units import format_bytes
 
 if TYPE_CHECKING:
-    from flstream.report.run_charts import RunGroup
+    from flstream.report.run_groups import RunGroup
 
 _MOST_COLUMNS = 60  # labels or models that have a column
 _MOST_SITES, _FIRST_SITES = 60, 45
+# Columns of status, rounds, best and time; and of a name beside them on a narrow terminal.
+_FACTS, _LEAST_NAME = 44, 24
 # The names that NVFlare's readers look for say little to people.
 _OWNERS = {"SRV_FL_global_model.pt": "final model", "SRV_best_FL_global_model.pt": "best model"}
 
@@ -240,10 +242,14 @@ def _compared(values: Sequence[Mapping[str, str]], labels: Sequence[str]) -> tup
     )
 
 
-def index_table(runs: Sequence[RunRecord], links: Sequence[Link]) -> Table:
-    """Return the table of all runs of a folder, whose names link their pages."""
+def runs_table(runs: Sequence[RunRecord], folder: Path, width: int) -> Table:
+    """Return the table of all runs below a folder, for a terminal of a width."""
+    names = [str(run.path.relative_to(folder.absolute())) for run in runs]
+    # Names are to be copied, so most other columns give way to them, but for status and best.
+    longest = max(map(len, names))
+    first = Column("run", "name", least=min(longest, max(width - _FACTS, _LEAST_NAME)))
     columns = [*_RUN_COLUMNS, Column("begun", "name", 3, _begun)]
-    return Table.of(Column("run", "link"), zip(links, runs, strict=True), columns)
+    return Table.of(first, zip(names, runs, strict=True), columns)
 
 
 def _begun(run: RunRecord) -> str | None:
@@ -283,8 +289,8 @@ _RUN_COLUMNS = [
     Column("time", "duration", 1, "seconds"),
 ]
 _TIME_COLUMNS = [
-    Column("simulated time", "duration", 1, simulated_seconds),
-    Column("simulated to best", "duration", 2, seconds_to_best),
+    Column("simulated time", "duration", 1, "simulated_seconds"),
+    Column("simulated to best", "duration", 2, "seconds_to_best"),
 ]
 _COST_COLUMNS = [
     Column("server over idle", "bytes", 4, "summary.memory.server.over_idle"),
@@ -304,7 +310,7 @@ def groups_table(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> Table
     columns = [Column("group", "name"), Column("runs", "count")]
     for title in ("best", *(f"last {metric.title}" for metric in metrics)):
         columns += [Column(title, "metric", 1), Column(f"{title}, spread", "metric", 3)]
-    times = [(simulated_seconds(run), seconds_to_best(run)) for run in runs]
+    times = [(run.simulated_seconds, run.seconds_to_best) for run in runs]
     has_times = any(seconds is not None for seconds, _ in times)
     if has_times:
         for column in _TIME_COLUMNS:

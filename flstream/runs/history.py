@@ -207,6 +207,7 @@ class History:
         self.sites: dict[str, SiteRecord] = {}
         # Records of all rounds, unfinished ones too.
         self._records: dict[int, RoundRecord] = {}
+        self._round_under_way: int | None = None
         self._last_asked = 0  # the round in which sites were asked last
         # Phase of each working site, and since when; only a site's own process reports it.
         self._phases: dict[str, tuple[str, float]] = {}
@@ -220,6 +221,11 @@ class History:
     def seconds(self) -> float:
         """Running time in seconds: of each sitting, from its first event to its last."""
         return sum(end - begin for begin, end in self.sittings)
+
+    @property
+    def round_under_way(self) -> int | None:
+        """Round in progress at the end of the events; None if none was."""
+        return self._round_under_way if self.status != "finished" else None
 
     @property
     def last_round(self) -> int | None:
@@ -249,6 +255,7 @@ class History:
                     self.times = SimulatedTimes()
             case RunResumed():
                 self.resumes.append(event)
+                self._round_under_way = None
                 self._phases.clear()
                 for message in event.warnings:
                     self._warn(message)
@@ -311,6 +318,7 @@ class History:
         self.digest = model.digest
 
     def _ask(self, event: RoundStarted) -> None:
+        self._round_under_way = event.round
         if event.round != self._last_asked:
             self._phases.clear()
         for site in event.sites:
@@ -337,6 +345,7 @@ class History:
         record.down += event.down
         record.up += event.up
         self.rounds.append(record)
+        self._round_under_way = None
         self.down += event.down
         self.up += event.up
         self.digest = event.digest

@@ -82,7 +82,7 @@ def _shards(path: Path) -> list[Path]:
     """Return the files that a sharded checkpoint's index names; none for other files."""
     if path.suffix != ".json":
         return []
-    from flstream.model.formats.opening import shard_paths
+    from flstream.model.formats import shard_paths
 
     try:
         return shard_paths(path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -80,7 +79,7 @@ class InlineRecord(NamedTuple):
     partial: bool = False
 
 
-class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
+class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """Result of a training in the journal.
 
     Attributes:
@@ -122,13 +121,11 @@ class TrainResult(msgspec.Struct, frozen=True, dict=True, omit_defaults=True):
     ended: int = 0
     times: dict[str, int] = {}
 
-    @cached_property
-    def answers(self) -> Mapping[str, tuple[float, Mapping[str, float], bytes]]:
-        """By site, in the cohort's order: its weight, metrics and payload message of meta."""
+    def answers(self) -> Iterator[tuple[str, float, Mapping[str, float], bytes]]:
+        """Yield each site with its weight, metrics and payload message of meta."""
         columns = zip(self.sites, self.weights, self.metrics, self.meta, strict=True)
-        return {
-            site: (weight, metrics, self.messages[meta]) for site, weight, metrics, meta in columns
-        }
+        for site, weight, metrics, meta in columns:
+            yield site, weight, metrics, self.messages[meta]
 
 
 class NextResult(msgspec.Struct, frozen=True, omit_defaults=True):

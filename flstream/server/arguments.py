@@ -264,14 +264,14 @@ def check_groups(
     """
     if code is None and not rule.combines_groups:
         return
-    given = f"tensors={code.name}" if code else f"aggregation.method = {job.aggregation.method}"
+    given = f"tensors={code.name}" if code else f"aggregation.method = {job.aggregation.type}"
     whole = f"run.fold() has {given}, which combines whole tensors"
     if at is not None:
         raise MisfitError(f"{whole} in the server's process alone; leave out at")
     if step is not None or MAIN in to_fold.rules:
         raise WorkflowError(f"{whole}, and a rule or a step, which is for sums; leave out one")
     for key, is_set in (
-        ("aggregation.method", code is not None and job.aggregation.method != "mean"),
+        ("aggregation.method", code is not None and job.aggregation.type != "mean"),
         ("aggregation.clip_norm", job.aggregation.clip_norm is not None),
         ("server_optimizer.type", job.server_optimizer.type != "none"),
         ("privacy.type", job.privacy.is_on),
@@ -289,7 +289,7 @@ def _check_step(job: Job, step: object) -> None:
             "dataclass that is derived from flstream.workflows.ServerStep"
         )
     for key, is_set in (
-        ("aggregation.method", job.aggregation.method != "mean"),
+        ("aggregation.method", job.aggregation.type != "mean"),
         ("aggregation.weights", bool(job.aggregation.weights)),
         ("server_optimizer.type", job.server_optimizer.type != "none"),
         ("privacy.type", job.privacy.is_on),
@@ -367,11 +367,11 @@ def fold_rules(
             f"{missing[0]}=FoldRule(...)"
         )
     aggregation = job.aggregation
-    method = METHODS.get(aggregation.method)
+    method = METHODS.get(aggregation.type)
     if by_body and (method is None or not method.is_weighted):
         raise MisfitError(
             "run.fold() was given rules, which are sums, and aggregation.method is "
-            f"{aggregation.method}; set it to mean"
+            f"{aggregation.type}; set it to mean"
         )
     if MAIN in by_body and by_body[MAIN].weights is not None and aggregation.weights:
         raise MisfitError(

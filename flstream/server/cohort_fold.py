@@ -313,17 +313,16 @@ class CohortFold:
         if self._sums is None or run is None:
             return
         collector = run.collector
-        settled, results = collector.settled, collector.answers
-        ready = [results.get(site) for site in collector.cohort[self._done : settled]]
-        updates = [update for update in ready if update is not None]
+        settled, at_hand = collector.settled, collector.updates
+        ready = collector.cohort[self._done : settled]
+        updates = [at_hand[site] for site in ready if site in at_hand]
         # Where so many have failed that the window has no group in it, workers would wait for ever.
         is_full = settled - self._done >= 2 * self._group
         if len(updates) >= self._group or is_full:
             self._done = settled
             self._add(self._sums, updates)
             for update in updates:
-                if update.answer.site in results:
-                    results[update.answer.site] = None
+                at_hand.pop(update.answer.site, None)
             run.folded(settled)
 
     def _leave_out(self, lost: SiteLost) -> None:

@@ -174,7 +174,9 @@ class ModelCollection:
         run.run()
         self._state.update_store.check_states(tasks, collector.failures)
         digests = {}
-        for site, update in run.updates.items():
+        for site in sites:
+            if (update := collector.updates.get(site)) is None:
+                continue
             try:
                 path = context.run.site_model(site)
                 digests[site] = write_update(context, update, source, step, path)

@@ -18,6 +18,7 @@ from flstream.units import format_seconds
 if TYPE_CHECKING:
     from flstream.job.time_section import RoundEnd
     from flstream.server.collected_updates import CollectedUpdate
+    from flstream.worker.messages import SiteAnswer
 
 # Most reasons of failed sites in an error message.
 _MOST_REASONS = 100
@@ -112,7 +113,8 @@ class ResultCollector:
         cohort: Sites of the task, in the order in which their updates are folded.
         least: Number of answers that the task needs.
         end: When it stops waiting for further sites; None to wait for all.
-        answers: Answers received, by site: its update, or None where it has sent none.
+        answers: Answers received, by site.
+        updates: The updates among them that are at hand, by site.
         failures: Reason for each site's failure, by site.
         spared: Sites whose tasks were cancelled before they were given.
     """
@@ -121,16 +123,19 @@ class ResultCollector:
     cohort: Sequence[str]
     least: int
     end: RoundEnd | None = None
-    answers: dict[str, CollectedUpdate | None] = field(default_factory=dict)
+    answers: dict[str, SiteAnswer] = field(default_factory=dict)
+    updates: dict[str, CollectedUpdate] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     spared: set[str] = field(default_factory=set)
     _began: float = field(default_factory=lambda: monotonic())
     _enough_at: float | None = None
     _settled: int = 0
 
-    def answer(self, site: str, update: CollectedUpdate | None) -> None:
+    def answer(self, answer: SiteAnswer, update: CollectedUpdate | None = None) -> None:
         """Add a site's answer, with its update if it has sent one."""
-        self.answers[site] = update
+        self.answers[answer.site] = answer
+        if update is not None:
+            self.updates[answer.site] = update
         if self._enough_at is None and self._is_enough:
             self._enough_at = monotonic()
 
@@ -138,6 +143,7 @@ class ResultCollector:
         """Record a site's failure, and drop its answer if it had one."""
         self.failures[site] = brief(reason)
         self.answers.pop(site, None)
+        self.updates.pop(site, None)
         if not self._is_enough:
             self._enough_at = None
         able = len(self.cohort) - len(self.failures) - len(self.spared)
@@ -201,6 +207,6 @@ class ResultCollector:
             )
 
     @property
-    def in_order(self) -> Mapping[str, CollectedUpdate | None]:
-        """Answers by site, in the order of the cohort."""
+    def in_order(self) -> Mapping[str, SiteAnswer]:
+        """Answers in the cohort's order, on which the last bits of a mean depend."""
         return {site: self.answers[site] for site in self.cohort if site in self.answers}

@@ -38,7 +38,6 @@ class ServerContext:
         abort: Set once the run is to stop.
         picture: The picture of the run for its live view.
         programs: What each of the job's workflows does in its first round, as a dry run shows.
-        emit_later: Takes records of effects that need not be in the journal before later ones.
         evaluator: Scores models centrally; None where sites do.
         host: Starts processes on this machine; None in a dry run.
     """
@@ -52,7 +51,6 @@ class ServerContext:
     abort: AbortSignal
     picture: LivePicture
     programs: Sequence[ProgramOutline]
-    emit_later: Emit = lambda *_: None
     evaluator: Evaluator | None = None
     host: ProcessHost | None = None
 

@@ -56,15 +56,9 @@ class EffectJournal:
         before_sync: Makes the files durable that earlier records without a sync name.
     """
 
-    def __init__(
-        self,
-        records: Sequence[EffectDone],
-        emit: Emit,
-        emit_later: Emit,
-    ) -> None:
+    def __init__(self, records: Sequence[EffectDone], emit: Emit) -> None:
         self._records = records
         self._emit = emit
-        self._emit_later = emit_later
         self.before_sync: Callable[[], None] = lambda: None
         self.asked = 0
         self.has_new = False
@@ -107,8 +101,7 @@ class EffectJournal:
             _check_same(record, kind, request, digest)
             return _effect(record, result_type, is_new=False)
         result, model = do(self.asked)
-        is_synced = kind not in UNSYNCED
-        if is_synced:
+        if kind not in UNSYNCED:
             self.before_sync()
         record = EffectDone(
             effect=self.asked,
@@ -121,7 +114,7 @@ class EffectJournal:
             result=encode_record(result),
         )
         halt_at("record")
-        (self._emit if is_synced else self._emit_later)(record)
+        self._emit(record)
         self.has_new = True
         return _effect(record, result_type, is_new=True)
 

@@ -80,7 +80,7 @@ class Evaluator:
         collector = ResultCollector("evaluate", [EVALUATOR], 0)
         run = TaskRun(self._context, spec, plan_task(job, source.layout, 1), collector)
         run.run()
-        answer = run.in_order.get(EVALUATOR)
+        answer = collector.answers.get(EVALUATOR)
         if answer is not None and not answer.metrics:
             run.fail(EVALUATOR, "it has answered without metrics")
         if answer is None or not answer.metrics:

@@ -161,7 +161,7 @@ class Fleet:
         self._recent += sites
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> Sequence[str]:
-        """Count the failures noted so far, which are final now; bench and return who is due.
+        """Count the failures noted so far, which are final now; bench who has too many.
 
         A site's failures count once until the next model, but for those of trainings that were
         started one by one. Sites whose updates are part of a model begin anew, unless they have
@@ -169,6 +169,9 @@ class Fleet:
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.
+
+        Returns:
+            The sites that are asked no more from now on.
         """
         if not self._in_a_row and not self._recent:
             return ()
@@ -180,14 +183,15 @@ class Fleet:
             for site in set(contributed) - self._failed:
                 self._in_a_row.pop(site, None)
             self._failed.clear()
-        if not self._recent:
-            return ()
+        most, is_new = self._job.clients.suspend_after, bool(self._recent)
         self._recent.clear()
-        most, in_a_row = self._job.clients.suspend_after, self._in_a_row.items()
-        due = [site for site, count in in_a_row if count >= most and site not in self._benched]
-        for site in due if most else ():
+        if not most or not is_new:
+            return ()
+        often = [site for site, count in self._in_a_row.items() if count >= most]
+        suspended = [site for site in often if site not in self._benched]
+        for site in suspended:
             self.bench(site, "which failed too often (clients.suspend_after): see its log")
-        return due if most else ()
+        return suspended
 
     def go_on(self, now: int) -> None:
         """Record which sites have come and gone up to a time."""

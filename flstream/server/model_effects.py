@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -84,7 +84,22 @@ class ModelEffects:
                     f"run.fold() was given at, and the training of {next(iter(state.in_flight))} "
                     "is in flight; take its answer from run.next() first, or leave out at"
                 )
-        return self._once("fold", model, to_fold, at=at, step=step, code=code)
+        arguments: dict[str, object] = {
+            "model": [model.version, model.digest],
+            "updates": to_fold.arguments,
+        }
+        if rules:
+            arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
+        if at is not None:
+            arguments["at"] = list(at)
+        if step is not None:
+            arguments["step"] = step.plain()
+        if code is not None:
+            arguments["tensors"] = list(code.plain)
+        request = f"fold(model {model.version}, {to_fold.request})"
+        do = partial(self._make, model=model, to_fold=to_fold, at=at, step=step, code=code)
+        done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
+        return self._take(done, model, to_fold)
 
     def adopt(self, updates: Sequence[Update]) -> Model:
         """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
@@ -98,7 +113,11 @@ class ModelEffects:
                 f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
                 "it, of which a site sends a part of the fold alone; use run.fold()"
             )
-        return self._once("adopt", model, to_fold)
+        arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
+        request = f"adopt(model {model.version}, {to_fold.request})"
+        do = partial(self._make, model=model, to_fold=to_fold, adopts=True)
+        done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
+        return self._take(done, model, to_fold)
 
     def store(self, model: Model, path: Path) -> Model:
         """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
@@ -139,63 +158,35 @@ class ModelEffects:
             )
         return source
 
-    def _once(
+    def _make(
         self,
-        name: str,
+        number: int,
+        *,
         model: Model,
         to_fold: UpdatesToFold,
-        *,
         at: Sequence[str] | None = None,
         step: ServerStep | None = None,
         code: TensorFold | None = None,
-    ) -> Model:
-        """Fold updates into the next model, which is durable on return, unless that is done."""
-        arguments: dict[str, object] = {
-            "model": [model.version, model.digest],
-            "updates": to_fold.arguments,
-        }
-        if to_fold.rules:
-            arguments["rules"] = {body: rule.plain() for body, rule in to_fold.rules.items()}
-        if at is not None:
-            arguments["at"] = list(at)
-        if step is not None:
-            arguments["step"] = step.plain()
-        if code is not None:
-            arguments["tensors"] = list(code.plain)
-        state = self._state
-
-        def do(number: int) -> tuple[FoldResult, ModelRecord]:
-            keeps_last = state.keeps_last_models
-            if at is None:
-                fold = CohortFold(
-                    state,
-                    model,
-                    to_fold,
-                    adopts=name == "adopt",
-                    step=step,
-                    keeps_last=keeps_last,
-                    tensors=code,
-                )
-                for training in to_fold.trainings:
-                    training.combines = code is not None
-                return self._make(number, fold, fold.make)
-            for training in to_fold.trainings:
-                training.at = at
-            fold = CohortFold(state, model, to_fold)
-            return self._make(number, fold, partial(fold_at, fold, at, keeps_last))
-
-        request = f"{name}(model {model.version}, {to_fold.request})"
-        done = state.journal.once(name, state.round, request, arguments, do, FoldResult)
-        return self._take(done, model, to_fold)
-
-    def _make(
-        self, number: int, fold: CohortFold, make: Callable[[int], ModelRecord]
+        adopts: bool = False,
     ) -> tuple[FoldResult, ModelRecord]:
-        state, to_fold, trained = self._state, fold.to_fold, None
-        context, private = state.context, state.private
-        _, step = state.store.next_record(state.round)
-        if (training := to_fold.unread) is not None:
-            trained = training.result = self._state.trainings.perform(training, number, fold)
+        """Train who is yet to train, and fold updates into the next model, which is durable."""
+        state, trained = self._state, None
+        context, private, keeps_last = state.context, state.private, state.keeps_last_models
+        _, step_number = state.store.next_record(state.round)
+        fold = CohortFold(
+            state,
+            model,
+            to_fold,
+            adopts=adopts,
+            step=step,
+            keeps_last=keeps_last and at is None,
+            tensors=code,
+        )
+        make = fold.make if at is None else partial(fold_at, fold, at, keeps_last)
+        for training in to_fold.trainings:
+            training.combines, training.at = code is not None, at or ()
+        if (unread := to_fold.unread) is not None:
+            trained = unread.result = state.trainings.perform(unread, number, fold)
             state.asked.record(trained.asks)
         began = time.monotonic()
         record = make(state.round)
@@ -209,7 +200,7 @@ class ModelEffects:
             updates=to_fold.used,
             kept=fold.kept,
             at=fold.at,
-            privacy=private.record(fold, state.round, step) if private else None,
+            privacy=private.record(fold, state.round, step_number) if private else None,
             train=trained,
         )
         if result.metrics and self._is_score(fold.model, to_fold):

@@ -27,9 +27,8 @@ from flstream.runs.retention import Retention
 from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
-from flstream.server.own_bodies import own_body
 from flstream.server.program_view import Model
-from flstream.server.stored_model import StoredModel, opened
+from flstream.server.stored_model import StoredModel, opened, own_body
 from flstream.streaming.coding import EncoderFor
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
 

@@ -71,7 +71,7 @@ def play(
     Raises:
         FlstreamError: The job failed; the message says why.
     """
-    journal = EffectJournal(records, context.emit, context.emit_later)
+    journal = EffectJournal(records, context.emit)
     store = ModelStore(context, [record.model for record in records if record.model is not None])
     state = RunState(context, journal, store)
     if state.private is not None:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from flstream.job.stage import WorkflowArgs
     from flstream.runs.best import BestEvaluation
     from flstream.runs.stopping import EarlyStopping
-    from flstream.server.own_bodies import ShapesOf
     from flstream.server.run_state import RunState
+    from flstream.server.stored_model import ShapesOf
 
 __all__ = [
     "FoldRule",

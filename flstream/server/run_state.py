@@ -20,7 +20,6 @@ from flstream.server.model_store import ModelStore
 from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
-from flstream.server.sampling import check_sites
 from flstream.server.scores import Scores
 from flstream.server.scoring import ScoringEffects
 from flstream.server.simulated_clock import SimulatedClock
@@ -216,7 +215,16 @@ class RunState:
 
     def check_sites(self, method: str, names: Sequence[str]) -> None:
         """Refuse names that are no sites of the job, or that stand there twice."""
-        check_sites(method, names, self.fleet.numbers)
+        known, seen = self.fleet.numbers, set[str]()
+        for name in names:
+            if name not in known:
+                raise WorkflowError(
+                    f"run.{method}() was given {name!r}, which is no site of the job; "
+                    f"its sites are {brief_names(list(known))} (run.all_sites)"
+                )
+            if name in seen:
+                raise WorkflowError(f"run.{method}() was given {name} twice; name each site once")
+            seen.add(name)
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
         """Bench who is due by the records that are final now.

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, WorkflowError
+from flstream.job.clients_section import OortSection, PowerOfChoiceSection, SamplerSection
 from flstream.job.code import make, raised
 from flstream.job.fields import Section
 from flstream.job.problems import did_you_mean
-from flstream.job.sampler_section import OortSection, PowerOfChoiceSection, SamplerSection
 from flstream.server.sampling import in_order, sample_by
 from flstream.server.site_history import LOSSES, AskedSite, SamplingHistory
 from flstream.text import brief_names, shortened

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-
-from flstream.errors import WorkflowError
-from flstream.text import brief_names
+from collections.abc import Iterable, Sequence
 
 
 def sample_sites(sites: Sequence[str], count: int, seed: int, round_number: int) -> list[str]:
@@ -49,22 +46,13 @@ def draw_sites(sites: Sequence[str], share: float, seed: int, round_number: int)
     ]
 
 
+# A generator is seeded for each task, as making one for each takes twice as long.
+_seeded = random.Random()
+
+
 def site_seed(seed: int, site: str, round_number: int, kind: str, ordinal: int = 0) -> int:
     """The seed of one site's task in one round, a number of 63 bits."""
     again = f"/{ordinal}" if ordinal else ""
     text = f"flstream/task/{seed}/{site}/{round_number}/{kind}{again}"
-    return random.Random(text).getrandbits(63)
-
-
-def check_sites(method: str, names: Sequence[str], known: Mapping[str, int]) -> None:
-    """Refuse names that a workflow gives which are no sites of the job, or stand there twice."""
-    seen = set[str]()
-    for name in names:
-        if name not in known:
-            raise WorkflowError(
-                f"run.{method}() was given {name!r}, which is no site of the job; "
-                f"its sites are {brief_names(list(known))} (run.all_sites)"
-            )
-        if name in seen:
-            raise WorkflowError(f"run.{method}() was given {name} twice; name each site once")
-        seen.add(name)
+    _seeded.seed(text)
+    return _seeded.getrandbits(63)

@@ -140,10 +140,10 @@ class ScoringEffects:
             began, meta = time.monotonic(), pack_values(_meta_of(owner))
             spec = self._spec(model, source, tasks, number, of_round, seconds, meta)
             run = self._ask(spec, collector, is_due=False)
-            for site, answer in run.in_order.items():
+            for site, answer in run.collector.in_order.items():
                 if not answer.metrics:
                     run.fail(site, "it has answered an evaluation without metrics")
-            metrics = {site: answer.metrics for site, answer in run.in_order.items()}
+            metrics = {site: answer.metrics for site, answer in run.collector.in_order.items()}
             columns = columns_of(list(tasks), metrics)
             if counts and isinstance(model, Model):
                 central = self._score_centrally(model, source, number, meta)
@@ -215,13 +215,14 @@ class ScoringEffects:
         run = TaskRun(context, spec, plan, collector)
         run.run()
         state.update_store.check_states(spec.sites, collector.failures)
+        answers = collector.answers
         is_expected = is_due and kinds_asked.source == "auto"
         unaware = [
             site
-            for site, kinds in kinds_asked.first_kinds(run.answers.values()).items()
+            for site, kinds in kinds_asked.first_kinds(answers.values()).items()
             if is_expected and EVALUATE not in kinds
         ]
-        trained = [site for site, answer in run.answers.items() if answer.has_params]
+        trained = [site for site, answer in answers.items() if answer.has_params]
         if not self._has_warned and set(trained) - set(unaware):
             self._has_warned = True
             state.warn([_TRAINS_TO_EVALUATE])
@@ -244,7 +245,7 @@ class ScoringEffects:
         central: CentralScore | None,
         sites: dict[str, list[float | None]] | None = None,
     ) -> ScoreResult:
-        answers = [] if run is None else list(run.in_order.values())
+        answers = [] if run is None else list(run.collector.in_order.values())
         return ScoreResult(
             metrics=weighted_metrics(answers) if central is None else central.metrics,
             failures={} if run is None else dict(run.collector.failures),
@@ -262,7 +263,7 @@ class ScoringEffects:
     ) -> None:
         """Tell of the score of a round: the model's metrics, and those of each site."""
         context = self._state.context
-        answers = {} if run is None else run.in_order
+        answers = {} if run is None else run.collector.in_order
         metrics = {site: answer.metrics for site, answer in answers.items()}
         downs = [scoring.down for scoring in (run, central) if scoring is not None]
         columns, scored = site_columns(self._state.fleet.numbers, metrics)

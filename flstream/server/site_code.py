@@ -101,10 +101,11 @@ class SentValues:
         # What reads it reads the inner steps, too, of which there is a warning.
         self._known = {KEEPS_MOMENTS}
 
-    def unread(self, stage: Stage, number: int, answers: Iterable[SiteAnswer]) -> list[str]:
+    def unread(self, stage: Stage, number: int, answers: Sequence[SiteAnswer]) -> list[str]:
         """Return a warning for each value that is new, and that no site's code has read."""
-        by_site = [set(answer.unread) for answer in answers]
-        names = set.intersection(*by_site) - self._known if by_site else set[str]()
+        if not answers or not all(answer.unread for answer in answers):
+            return []
+        names = set.intersection(*(set(answer.unread) for answer in answers)) - self._known
         return [_warning(stage, number, name) for name in sorted(names)]
 
     def note(self, meta: bytes, bodies: Sequence[str]) -> None:

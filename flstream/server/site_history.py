@@ -83,7 +83,7 @@ class SiteHistory:
         if not self._is_kept:
             return
         seconds = {site: time / NANOSECONDS for site, time in result.times.items()}
-        for site, weight, metrics in zip(result.sites, result.weights, result.metrics, strict=True):
+        for site, weight, metrics, _ in result.answers():
             self.note(site, number, weight, metrics, seconds.get(site))
         for site in result.failures:
             # After how long it failed says nothing of its speed.

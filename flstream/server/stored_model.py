@@ -1,17 +1,23 @@
-"""Records of a model of a run: what is known of it, and its file."""
+"""Records of a model of a run: what is known of it, its file, and the bodies beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flstream.errors import CheckpointError
+from flstream.errors import CheckpointError, FlstreamError, WorkflowError
 from flstream.model.checkpoint import FileSource
+from flstream.model.joined import ZeroSource
+from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.runs.sound_models import body_flaw
 from flstream.telemetry.events import ModelRecord
+
+Shapes = Mapping[str, Sequence[int]]
+ShapesOf = Callable[[Shapes], Shapes]
+"""Function from the shapes of a model's tensors, by name, to those of a body."""
 
 
 class UnsoundModelError(BaseException):
@@ -83,3 +89,34 @@ def opened(effect: int, path: Path, digest: str = "") -> FileSource:
     if digest and (flaw := body_flaw(source, digest)):
         raise UnsoundModelError(effect, flaw)
     return source
+
+
+def own_body(name: str, shapes_of: ShapesOf, model: Layout) -> ZeroSource:
+    """Return a body of float32 zeros.
+
+    Args:
+        name: Name of the body.
+        shapes_of: Function that a workflow gives for it.
+        model: Layout of the model.
+
+    Raises:
+        WorkflowError: The function failed, or returned no shapes, or names that the model has.
+    """
+    function = f"the function of run.initial_model({name}=...)"
+    try:
+        shapes = shapes_of({spec.name: spec.shape for spec in model.tensors})
+        entries = [(tensor, "F32", tuple(map(int, shape))) for tensor, shape in shapes.items()]
+        if any(size < 0 for _, _, shape in entries for size in shape):
+            raise ValueError("a shape has a negative number")
+        layout = Layout.of(entries)
+    except FlstreamError:
+        raise
+    except Exception as error:
+        raise WorkflowError(
+            f"{function} raised {type(error).__name__}: {error}; let it return shapes by name"
+        ) from error
+    taken = sorted(layout.by_name.keys() & set(model.names))
+    if taken or not layout.tensors:
+        names = f"a tensor {taken[0]!r}, which the model has" if taken else "none"
+        raise WorkflowError(f"{function} returned {names}; let it return tensors of other names")
+    return ZeroSource(layout)

@@ -28,13 +28,12 @@ from flstream.server.collected_updates import (
 )
 from flstream.server.collector import START_KEY, ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.late_tensors import LateTensors
 from flstream.server.pooled_worker import ReportCallback
 from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
-from flstream.server.tasks import ModelOffer, TaskSpec
+from flstream.server.tasks import LateTensors, ModelOffer, TaskSpec
 from flstream.server.update_files import UpdateFiles
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
@@ -118,7 +117,6 @@ class TaskRun:
     Attributes:
         spec, collector: As given.
         ended: When it has ended, by these; None before.
-        answers: What each site has answered that has not failed since.
         late: Sites that were not waited for any longer.
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
@@ -139,7 +137,6 @@ class TaskRun:
         self.collector = collector
         self._clocks = clocks or {}
         self.ended: int | None = None
-        self.answers: dict[str, SiteAnswer] = {}
         self.late: list[str] = []
         self.cost = TaskCost()
         self.down = Transfer()
@@ -163,18 +160,6 @@ class TaskRun:
         )
         self.late_tensors = LateTensors(context, spec)
         self.declared: Callable[[str, float], None] = lambda *_: None
-
-    @property
-    def updates(self) -> Mapping[str, CollectedUpdate]:
-        """The updates at hand, by site."""
-        return {
-            site: update for site, update in self.collector.in_order.items() if update is not None
-        }
-
-    @property
-    def in_order(self) -> Mapping[str, SiteAnswer]:
-        """The answers in the cohort's order, on which the last bits of a mean depend."""
-        return {site: self.answers[site] for site in self.spec.cohort if site in self.answers}
 
     def activities(self) -> list[WorkerActivity]:
         """Activities of the workers that have the task."""
@@ -212,9 +197,11 @@ class TaskRun:
         """Leave out the sites whose answers come too late on the virtual clock."""
         if not self._clocks:
             return
-        self.ended, late = late_answers(self._clocks, list(self.in_order), self.collector.end)
+        self.ended, late = late_answers(
+            self._clocks, list(self.collector.in_order), self.collector.end
+        )
         for site in late:
-            update = self.collector.answers[site]
+            update = self.collector.updates.get(site)
             self.fail(site, self._context.job.straggler_reason, late=True)
             if update is not None:
                 update.release("the round went on without it")
@@ -249,7 +236,6 @@ class TaskRun:
         elif self._clocks:
             self._clocks[site].fail(reason)
         context.emit(SiteLost(site, reason, exit_code).event(spec.task.round, late=late))
-        self.answers.pop(site, None)
         self.collector.fail(site, reason)
 
     def _workers(self) -> Sequence[str]:
@@ -423,8 +409,7 @@ class TaskRun:
                 if update is not None:
                     update.release(end.failure)
                 continue
-            self.collector.answer(answer.site, update)
-            self.answers[answer.site] = answer
+            self.collector.answer(answer, update)
             self._picture.answered(update.cost.bytes if update is not None else 0)
             if (turn := self._turn_of(answer.site)) is not None:
                 turn.state, turn.since = "ready", time.time()

@@ -25,19 +25,17 @@ _MOST_REAL_SECONDS = 3600.0
 
 @dataclass
 class UpdateWait:
-    """The waiting of a training's updates in files.
+    """The waiting of a training's updates until they are folded.
 
     Attributes:
         training: Number of its effect.
         since: Round in which they came.
         until: Last round in which one was folded; 0 before.
-        has_files: Whether they are in files.
     """
 
     training: int
     since: int
     until: int = 0
-    has_files: bool = True
 
 
 @dataclass(eq=False)
@@ -66,7 +64,7 @@ class SiteTraining:
         is_folded: Whether its updates were folded as they came, so that none is left.
         is_started: Whether one site was started: its answer is synced with the next effect alone.
         is_asked: Whether sites may answer without tensors, where their answers are read first.
-        wait: How long its updates have waited in files; None where they have not.
+        wait: How long its updates have waited; None where they have not.
         at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
         parts: The tensors that its sites are sent and send back; None for the whole model.
         late_model: The model of which the sites are sent tensors while they train; None before it
@@ -165,9 +163,10 @@ class SiteTraining:
         """The updates, in the cohort's order; the sites train now if they have not."""
         # Each refers to this object, which does not keep them: a model's file stays as long as one
         # of them refers to it, and not until a collector comes.
+        result, base = self.settled(), self.trained_from
         return [
-            Update(site, weight, metrics, self.trained_from, self, meta)
-            for site, (weight, metrics, meta) in self.settled().answers.items()
+            Update(site, weight, metrics, base, self, meta)
+            for site, weight, metrics, meta in result.answers()
         ]
 
     def failures(self) -> Mapping[str, str]:

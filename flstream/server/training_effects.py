@@ -440,11 +440,11 @@ class TrainingEffects:
         reasons = run.collector.failures
         failures = {site: reasons[site] for site in tasks if site in reasons}
         store.check_states(tasks, failures)
-        for site in tasks:
-            if (update := run.collector.answers.get(site)) is not None:
-                training.bodies[site] = update
+        updates = run.collector.updates
+        training.bodies |= {site: updates[site] for site in tasks if site in updates}
         files, small = store.keep(training) if in_files else ({}, {})
-        answers = [run.answers[site] for site in tasks if site in run.answers]
+        answers_by_site = run.collector.answers
+        answers = [answers_by_site[site] for site in tasks if site in answers_by_site]
         state.warn_of_late(answers)
         stage = state.context.job.stages[state.stage]
         state.warn(state.sent.unread(stage, training.round, answers))
@@ -486,14 +486,14 @@ class TrainingEffects:
         training.result, training.taken_at = result, time.monotonic()
         if state.clock is not None:
             state.clock.go_on(result.ended)
-        state.received.take(training, result.answers)
+        state.received.take(training, set(result.sites))
         state.site_history.take(training.round, result)
-        if result.answers:
+        if result.sites:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.tasks.set_states(result.states)
         if result.files or result.small:
-            state.update_store.keep_files(training, state.round)
+            state.update_store.keep_updates(training, state.round)
         state.asked.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)

@@ -59,7 +59,7 @@ class UpdateStore:
         self._dropped: list[UpdateWait] = []
         # Those that waited at the end of a round to which the run may go back.
         self._kept: list[UpdateWait] = []
-        # Trainings whose files the workflow refers to.
+        # Trainings whose updates the workflow refers to.
         self._waiting: weakref.WeakSet[SiteTraining] = weakref.WeakSet()
         # Files that are not durable yet, by number of the training.
         self._unsynced: dict[int, tuple[UpdateFiles, Sequence[str]]] = {}
@@ -164,21 +164,21 @@ class UpdateStore:
             self._unsynced[training.number] = files, list(records)
         return records, {}
 
-    def keep_files(self, training: SiteTraining, round_number: int) -> None:
-        """Keep the files of a training's updates as long as the workflow refers to one of them.
+    def keep_updates(self, training: SiteTraining, round_number: int) -> None:
+        """Keep a training's updates as long as the workflow refers to one of them.
 
-        They go with the next model that is durable: a workflow that fails drops all that it has,
-        and needs it again when it is resumed.
+        Their files go with the next model that is durable: a workflow that fails drops all that it
+        has, and needs it again when it is resumed.
 
         Args:
             training: The training.
             round_number: Round in which its updates came.
         """
         assert training.result is not None
-        has_files = bool(training.result.files)
-        training.wait = UpdateWait(training.number, round_number, has_files=has_files)
+        training.wait = UpdateWait(training.number, round_number)
         self._waiting.add(training)
-        weakref.finalize(training, self._dropped.append, training.wait).atexit = False
+        if training.result.files:
+            weakref.finalize(training, self._dropped.append, training.wait).atexit = False
 
     def waiting_bases(self) -> set[int]:
         """Versions of the models that updates start from of which none was folded yet."""
@@ -199,8 +199,9 @@ class UpdateStore:
         missing = [site for site in sites if site not in training.bodies]
         if missing:
             files = self.files(training)
+            answers = {answer[0]: answer for answer in training.result.answers()}
             for site in missing:
-                weight, metrics, _ = training.result.answers[site]
+                _, weight, metrics, _ = answers[site]
                 if (small := training.result.small.get(site)) is not None:
                     form = self._form_of(training)(site)
                     training.bodies[site] = small_update(site, weight, metrics, small, form)
@@ -234,7 +235,7 @@ class UpdateStore:
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
         run.run()
-        training.bodies |= run.updates
+        training.bodies |= collector.updates
         self.check_states(tasks, collector.failures)
         return collector.failures
 
@@ -288,7 +289,7 @@ class UpdateStore:
         for wait in waits:
             if wait.until > max(wait.since, oldest):
                 self._kept.append(wait)
-            elif wait.has_files:
+            else:
                 self._context.run.discard_updates(wait.training)
 
     def discard_files(self) -> None:

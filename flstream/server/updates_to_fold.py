@@ -94,7 +94,7 @@ class UpdatesToFold:
             return self.chosen
         (training,) = self.trainings
         assert training.result is not None
-        return [(training, site) for site in training.result.answers]
+        return [(training, site) for site in training.result.sites]
 
     @property
     def arguments(self) -> list[object]:

@@ -1,9 +1,8 @@
 """The base builder: a short-lived process that writes the base of ``model.base`` to its file.
 
-It has the whole base in memory, once for all processes of the machine. A base of ``model.base.hf``
-is built once for the content of its files; later runs find it by a link. What a factory reads is
-not known, so it is called whenever a run starts or resumes, and the digest of what it has built
-tells a change.
+The tensors lie in files meanwhile. A base of ``model.base.hf`` is built once for the content of its
+files; later runs find it by a link. What a factory reads is not known, so it is called whenever a
+run starts or resumes, and the digest of what it has built tells a change.
 """
 
 from __future__ import annotations
@@ -141,9 +140,12 @@ def _ready(digest: str, layout: Layout) -> BaseReady:
 
 def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     """Build a base with its weights, and write its file."""
+    from flstream.model.file_memory import FileMemory
+
     seed_everything(seed)
     try:
-        module = _whole(section)
+        with FileMemory(bases_folder()):
+            module = _whole(section)
     except UsageError as error:
         raise UsageError(f"model.base.factory {error}") from error
     except FlstreamError:
@@ -200,10 +202,8 @@ def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
         part._buffers[name] = buffer
 
 
-def base_bytes(section: BaseSection | None) -> tuple[int, int]:
-    """Return the bytes of a base, and those that its factory makes at once; 0 without one.
-
-    It is not built. A folder's weights are mapped, or converted to no more than the base has.
+def base_bytes(section: BaseSection | None) -> int:
+    """Return the bytes of a base, which is not built; 0 without one.
 
     Raises:
         ModelError: It cannot be built.
@@ -211,16 +211,10 @@ def base_bytes(section: BaseSection | None) -> tuple[int, int]:
     import torch
 
     if section is None:
-        return 0, 0
+        return 0
     module: Any = meta_module(section, described(section))
-    before = _held_bytes(module)
     own = None if section.hf is None else module.config.dtype
     _cast(module, own if section.dtype is None else getattr(torch, section.dtype))
-    size = _held_bytes(module)
-    return size, 0 if section.hf is not None else max(before, size)
-
-
-def _held_bytes(module: torch.nn.Module) -> int:
     storages = {
         tensor.untyped_storage()._cdata: tensor.nbytes for _, tensor, _ in held_tensors(module)
     }

@@ -22,7 +22,7 @@ from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowE
 from flstream.job import Job, JobError, Problem
 from flstream.job.bodies import INNER_STEPS
 from flstream.job.checks import workflow_name
-from flstream.job.sampler_section import SamplerSection
+from flstream.job.clients_section import SamplerSection
 from flstream.job.stage import Stage
 from flstream.model.selection import ModelParts
 from flstream.runs.results import (

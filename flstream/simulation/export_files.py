@@ -61,8 +61,7 @@ def kept_files(folder: Path) -> list[Path]:
 def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Path | None) -> None:
     """Keep a model's other files, of its factory and from beside its weights.
 
-    It does not fail: a model can be trained without. What goes wrong is printed; of a recorded
-    model it is raised, which then is built whole.
+    It does not fail: a model can be trained without. What goes wrong is printed.
 
     Args:
         folder: Folder for the files. None is made where there is nothing to keep.
@@ -70,8 +69,6 @@ def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Pa
         initial: File of the initial weights; None without one.
     """
     import torch
-
-    from flstream.model.replay import NotRecordedError
 
     try:
         if factory_model is not None:
@@ -87,8 +84,6 @@ def keep_export_files(folder: Path, factory_model: MadeModel | None, initial: Pa
                 if path.is_file() and not (folder / name).exists():
                     folder.mkdir(exist_ok=True)
                     shutil.copyfile(path, folder / name)
-    except NotRecordedError:
-        raise
     except Exception:
         traceback.print_exc()
 

@@ -1,4 +1,4 @@
-"""Models of a job's factory: recorded, whole in memory, module by module, or made by ranges."""
+"""Models of a job's factory: in files, whole in memory, or made by ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import flstream
 from flstream.client.seeding import seed_everything
@@ -14,7 +14,6 @@ from flstream.debugging import code_failed
 from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import ModelSection
 from flstream.job.code import load, make
-from flstream.model.checkpoint import BodyFile
 from flstream.model.composed import arranged
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
@@ -28,24 +27,8 @@ from flstream.text import MOST_OF_AN_ERROR, shortened
 # The folder of this package, none of whose lines is to blame for what a factory raises.
 _PACKAGE = str(Path(flstream.__file__).parent)
 
-
-@runtime_checkable
-class Written(Protocol):
-    """Model whose tensors are computed and written one by one."""
-
-    @property
-    def layout(self) -> Layout:
-        """Layout of the model."""
-        ...
-
-    @property
-    def peak(self) -> int:
-        """Most bytes of tensors in memory at a time."""
-        ...
-
-    def write(self, file: BodyFile) -> None:
-        """Write the tensors of a file's layout to the file."""
-        ...
+WHOLE = "whole"
+"""Way of a model that is in memory as a whole."""
 
 
 class FactoryModel(NamedTuple):
@@ -55,46 +38,40 @@ class FactoryModel(NamedTuple):
         layout: Layout of the model.
         made: Result of the factory.
         weights: Body of the model; None where only the layout is known.
-        way: How the weights are made, such as ``tensor by tensor``.
+        way: How the weights are made, such as ``in files``.
         memory: Most bytes of the model in memory at a time.
     """
 
     layout: Layout
     made: MadeModel
-    weights: Source | Written | None
+    weights: Source | None
     way: str
     memory: int
 
 
-def recorded_model(model: ModelSection, seed: int) -> FactoryModel:
-    """Call a factory in a recorder; the model is computed tensor by tensor.
-
-    A factory that makes no tensor with torch has made the whole model then.
+def filed_model(model: ModelSection, seed: int, folder: Path) -> FactoryModel:
+    """Call a factory whose tensors lie in files of a folder: the bits are those of a whole model.
 
     Raises:
-        NotRecordedError: The factory does what cannot be replayed, or fails.
+        ModelError: The factory fails, or its result is no model.
         LayoutError: A tensor cannot be streamed.
+        CheckpointError: The disk has no room for a tensor.
     """
     # Imported here, as torch is.
-    from flstream.model.recording import Recorder
-    from flstream.model.replay import NotRecordedError
+    from flstream.model.file_memory import FileMemory
 
-    recorder = Recorder()
-    try:
-        result, state = _call(model, seed, recorder, is_final=False)
-    except Exception as error:
-        raise NotRecordedError(recorder.flaw or str(error)) from error
-    if recorder.is_unused:
-        return _as_made(result, state)
-    if recorder.flaw:
-        raise NotRecordedError(recorder.flaw)
-    assert state is not None
-    places = {name: recorder.place(value) for name, value in state.items()}
-    if lacking := [name for name, place in places.items() if place is None]:
-        raise NotRecordedError(f"{lacking[0]!r} is no tensor that torch made in the factory")
-    layout = _layout(state, places.__getitem__)
-    weights = recorder.model(layout, state)
-    return FactoryModel(layout, result, weights, "tensor by tensor", weights.peak)
+    return in_files(_as_made(*_call(model, seed, FileMemory(folder))))
+
+
+def in_files(built: FactoryModel) -> FactoryModel:
+    """Describe a model whose tensors lie in files, but for short ones and one at a time."""
+    from flstream.model.file_memory import LEAST_BYTES
+
+    if not any(hasattr(value, "is_meta") for value in built.made.state.values()):
+        return built  # made of arrays, or by ranges
+    sizes = [spec.nbytes for spec in built.layout.tensors]
+    memory = sum(size for size in sizes if size < LEAST_BYTES) + max(sizes, default=0)
+    return built._replace(way="in files", memory=min(memory, built.layout.nbytes))
 
 
 def whole_model(model: ModelSection, seed: int) -> FactoryModel:
@@ -122,7 +99,7 @@ def meta_model(model: ModelSection, seed: int) -> FactoryModel:
     if not all(getattr(value, "is_meta", False) for value in state.values()):
         raise ModelError("some of its tensors are not on the meta device")
     layout = _layout(state, lambda name: place_of(state[name]))
-    return FactoryModel(layout, result, None, "whole", layout.nbytes)
+    return FactoryModel(layout, result, None, WHOLE, layout.nbytes)
 
 
 def place_of(tensor: Any) -> tuple[object, ...]:
@@ -138,7 +115,7 @@ def _as_made(result: MadeModel, state: Mapping[str, Any] | None) -> FactoryModel
             source = arranged(source)
         return FactoryModel(source.layout, result, source, "range by range", 0)
     body = MemoryBody.of(state)
-    return FactoryModel(body.layout, result, body, "whole", body.layout.nbytes)
+    return FactoryModel(body.layout, result, body, WHOLE, body.layout.nbytes)
 
 
 def _layout(state: Mapping[str, Any], place: Callable[[str], object]) -> Layout:

@@ -26,8 +26,8 @@ from flstream.model.joined import ZeroSource, joint_layout, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
-from flstream.server.own_bodies import ShapesOf, own_body
 from flstream.server.program_view import ProgramOutline
+from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.fleet import FleetFacts, fleet_facts
@@ -58,19 +58,12 @@ class Building(NamedTuple):
     """Way in which the initial model is built, and the memory that it takes.
 
     Attributes:
-        way: How its bytes are made, such as ``tensor by tensor``.
+        way: How its bytes are made, such as ``in files``.
         memory: Most bytes of the model in memory at a time.
-        reason: Why the factory cannot be recorded, a clause; empty if it can, or need not.
     """
 
     way: str
     memory: int
-    reason: str = ""
-
-    def __str__(self) -> str:
-        """Say the way, and why it is no other."""
-        reason = f", as model.factory cannot be recorded: {self.reason}" if self.reason else ""
-        return f"{self.way}{reason}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,6 @@ class Forecast:
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
         base_bytes: Size of the base that the sites share; 0 without one.
-        base_builder_bytes: Size of the base as its factory makes it, at once; 0 for a folder's.
         building: How the initial model is built; None if that is not known.
         fleet: Facts about the sites' devices; None without devices.
     """
@@ -114,16 +106,14 @@ class Forecast:
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
     base_bytes: int = 0
-    base_builder_bytes: int = 0
     building: Building | None = None
     fleet: FleetFacts | None = None
 
     @property
     def building_bytes(self) -> int:
-        """Peak memory of all processes while the base is built, or the initial model."""
+        """Peak memory of all processes while the initial model is built."""
         model = 0 if self.building is None else self.building.memory
-        builder = max(self.base_builder_bytes, self.base_bytes + model)
-        return self.imports.shared + _OTHERS_BYTES + builder
+        return self.imports.shared + _OTHERS_BYTES + self.base_bytes + model
 
 
 class Available(NamedTuple):
@@ -166,7 +156,7 @@ def forecast(
     imports: Imports | None = None,
     programs: Sequence[ProgramOutline] = (),
     building: Building | None = None,
-    base: tuple[int, int] = (0, 0),
+    base_bytes: int = 0,
 ) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
@@ -177,7 +167,7 @@ def forecast(
         programs: What the job's workflows do in their first rounds; without them, or where the
             first could not be run dry, a round is a training of ``clients.per_round`` sites.
         building: How the initial model is built, if that is known.
-        base: Bytes of the base that sites share, and of it as its builder makes it.
+        base_bytes: Size of the base that the sites share; 0 without one.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
@@ -229,7 +219,7 @@ def forecast(
         up_bytes=up,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base[0],
+        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base_bytes,
         disk_bytes=plan.model
         + plan.more_checkpoints(0, 1) * checkpoint
         + passing
@@ -239,8 +229,7 @@ def forecast(
         programs=list(programs),
         building=building,
         fleet=fleet_facts(job, layout.nbytes),
-        base_bytes=base[0],
-        base_builder_bytes=base[1],
+        base_bytes=base_bytes,
     )
     # Base and initial model are built before a site has one.
     return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))

@@ -36,7 +36,7 @@ from flstream.job.code import package_root
 from flstream.simulation.interruption import handling
 from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
 from flstream.telemetry.events import SERVER
-from flstream.tracking.thread import TRACKER
+from flstream.tracking.feed import TRACKER
 from flstream.transport.channel import Signal
 
 # Time for threads to end that have been asked to.

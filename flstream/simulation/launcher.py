@@ -35,7 +35,6 @@ from flstream.telemetry.events import (
     ProcessEnded,
     ProcessReady,
     ProcessStarted,
-    RoundFinished,
     RunFinished,
     RunRefused,
     Warned,
@@ -53,11 +52,11 @@ from flstream.transport.messages import MessageChannel
 if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
     from flstream.telemetry.memory_group import MemoryGroup
-    from flstream.tracking.thread import TrackerThread
+    from flstream.tracking.feed import TrackerThread
 
 LAUNCHER = "launcher"
 _SERVER_PROCESS = "flstream.simulation.server_process:server_main"
-_TRACKER_THREAD = "flstream.tracking.thread:TrackerThread.run"
+_TRACKER_THREAD = "flstream.tracking.feed:TrackerThread.run"
 _STOPPED = "the run was stopped"
 
 # Time for the server to stop in order, after which everything is killed.
@@ -74,7 +73,6 @@ def simulate(
     listener: Listener | None = None,
     resume: ResumePoint | None = None,
     host: ProcessHost | None = None,
-    on_round: Callable[[], None] | None = None,
 ) -> Summary:
     """Run a job in processes of its own, or in threads of this one (``engine.type = inline``).
 
@@ -89,7 +87,6 @@ def simulate(
         resume: Point at which the run resumes; None for a new run.
         host: Process host that is prepared for the job; None for a new one. It is closed at the
             end, but inline it is not touched.
-        on_round: Function called at the end of each round, which must return at once.
 
     Returns:
         The content of ``summary.json``.
@@ -113,7 +110,7 @@ def simulate(
     with closing(Signal()) as stop, handling(lambda *_: stop.set()):
         with MemorySampler(run.memory) as sampler:
             is_inline = job.engine.is_inline
-            follower = _Follower(history, sampler, listener, on_round, is_inline=is_inline)
+            follower = _Follower(history, sampler, listener, is_inline=is_inline)
             if is_inline:
                 from flstream.simulation.inline import InlineHost
 
@@ -142,7 +139,7 @@ def simulate(
                         sampler.watch(f"{LAUNCHER}/{FORK_SERVER}", host.fork_server_pid or 0)
                     sampler.watch(SERVER, server.pid)
                     if job.tracking.type is not None:
-                        from flstream.tracking.thread import TrackerThread
+                        from flstream.tracking.feed import TrackerThread
 
                         tracker = TrackerThread(job.tracking, job.name, run)
                         follower.tracker = stack.enter_context(closing(tracker))
@@ -188,7 +185,6 @@ class _Follower:
         history: History,
         sampler: MemorySampler,
         listener: Listener | None,
-        on_round: Callable[[], None] | None,
         *,
         is_inline: bool,
     ) -> None:
@@ -198,7 +194,6 @@ class _Follower:
         self._history = history
         self._sampler = sampler
         self._listener = listener
-        self._on_round = on_round
         self._is_inline = is_inline
 
     def limit(self, group: MemoryGroup) -> None:
@@ -297,8 +292,6 @@ class _Follower:
             case NodeJoined(node=node, other_processor=other) if other:
                 message = f"node {node} has another processor ({other}), which may round otherwise"
                 self._history.apply(Warned(message=message))
-            case RoundFinished() if self._on_round is not None:
-                self._on_round()
         if self._listener is not None:
             try:
                 self._listener(event, self._sampler)

@@ -5,29 +5,24 @@ Building a module may need the whole model in memory, which the server must neve
 
 from __future__ import annotations
 
-import os
-import pickle
-import sys
-from collections.abc import Callable, Collection
+import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
 from flstream.engines.child_process import EndedProcessError
-from flstream.engines.fork_server import end_with_parent
 from flstream.engines.processes import ProcessHost
 from flstream.errors import LayoutError, ModelError, SimulationError
 from flstream.job import Job, ModelSection
 from flstream.model.checkpoint import FileSink, unnamed_file, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
-from flstream.model.digests import body_digest
 from flstream.model.fitted import Differences, fitted
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
@@ -36,20 +31,20 @@ from flstream.simulation.child import prepare_imports
 from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.factory import (
     FactoryModel,
-    Written,
+    filed_model,
+    in_files,
     meta_model,
-    recorded_model,
     whole_model,
 )
 from flstream.simulation.forecast import Building
 from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
-from flstream.text import MOST_OF_AN_ERROR, shortened
 from flstream.transport.channel import AbortSignal
 
-BUILDER = "model-builder"
+if TYPE_CHECKING:
+    from flstream.simulation.module_init import ModuleByModule
 
-ValueT = TypeVar("ValueT")
+BUILDER = "model-builder"
 
 
 def start_builder(
@@ -73,27 +68,9 @@ def await_built(builder: ProcessCall[ModelReady]) -> ModelReady:
 def _built(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
     prepare_imports(job)
-    build = _build_of(job)
-    if build == "auto":
-        try:
-            return forked(lambda: _written(job, run, "record"))
-        except ForkedError as error:
-            building = Building("whole", 0, _clause(error))
-            print(f"the initial model is built {building}", flush=True)
-            build = "whole"
-    return _written(job, run, build)
-
-
-def _build_of(job: Job) -> str:
-    # In one process, a debugger is to show what a factory makes: real tensors.
-    is_debugged = job.engine.is_inline and job.model.build == "auto"
-    return "whole" if is_debugged else job.model.build
-
-
-def _written(job: Job, run: RunDirectory, build: str) -> ModelReady:
     path, model = run.checkpoint(0), job.model
     metadata = {"format": "pt", "flstream.round": "0"}
-    weights, order, result = _initial(model, job.seed, build, path.parent)
+    weights, order, result = _initial(model, job.seed, _build_of(job), path.parent)
     try:
         check_base()
     finally:
@@ -105,32 +82,31 @@ def _written(job: Job, run: RunDirectory, build: str) -> ModelReady:
         metadata[ORDER] = order
     # With a lossy codec, sites have what it leaves of a model, and so has the server.
     lossy = chain_of(job.streaming.codecs.of_models).lossy
-    if lossy is None and isinstance(weights, Written):
+    if lossy is None:
+        digest = write_checkpoint(path, weights, metadata)
+    else:  # as a fold writes it
         with FileSink(path, layout, metadata) as sink:
-            weights.write(sink)
-            digest = body_digest(sink)
+            rounded = RoundedWriter(sink, lossy)
+            with closing(WriteBehind(layout, rounded.write)) as target:
+                copy(weights, target)
             sink.finish()
-    else:
-        source = _source(weights, path.parent)
-        if lossy is None:
-            digest = write_checkpoint(path, source, metadata)
-        else:  # as a fold writes it
-            with FileSink(path, layout, metadata) as sink:
-                rounded = RoundedWriter(sink, lossy)
-                with closing(WriteBehind(layout, rounded.write)) as target:
-                    copy(source, target)
-                sink.finish()
-            digest = rounded.digest
+        digest = rounded.digest
     keep_export_files(run.export_files, result, model.initial)
     return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
 
 
+def _build_of(job: Job) -> str:
+    # In one process, a debugger is to show what a factory makes: tensors in memory.
+    is_debugged = job.engine.is_inline and job.model.build == "auto"
+    return "whole" if is_debugged else job.model.build
+
+
 def _initial(
     model: ModelSection, seed: int, build: str, folder: Path
-) -> tuple[Source | Written, str, MadeModel | None]:
+) -> tuple[Source, str, MadeModel | None]:
     """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
-        built = _built_by(model, seed, build)
+        built = _built_by(model, seed, build, folder)
         assert built.weights is not None
         return built.weights, order_text(built.layout, _names(built)), built.made
     weights = open_checkpoint(model.initial)
@@ -138,41 +114,52 @@ def _initial(
         if weights.layout.is_canonical:
             return weights, weights.metadata.get(ORDER, ""), None
         return arranged(weights), "", None
-    built = (_outlined if model.strict else _built_by)(model, seed, build)
-    differences, own = _fitting(model, built.layout, weights.layout), None
-    if not model.strict:
-        assert built.weights is not None
-        own = _source(built.weights, folder, {*differences.missing, *differences.misshapen})
+    own = None
+    if model.strict:
+        built = _outlined(model, seed, build, folder)
+    else:
+        built = _built_by(model, seed, build, folder)
+        own = built.weights
+    _fitting(model, built.layout, weights.layout)
     source = fitted(built.layout, weights, str(model.initial), own)
     return source, order_text(built.layout, _names(built)), built.made
 
 
-def _built_by(model: ModelSection, seed: int, build: str) -> FactoryModel:
+def _built_by(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
+    """Return a factory's model, with files of its tensors in a folder where it has any."""
     if build == "whole":
         return whole_model(model, seed)
-    if build == "record":
-        return recorded_model(model, seed)
+    if build == "auto":
+        return filed_model(model, seed, folder)
+    outline, modules = _by_module(model, seed)
+    file = unnamed_file(outline.layout, folder)
+    modules.write(file)
+    return outline._replace(weights=file)
+
+
+def _outlined(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
+    """Return a factory's model, without its bytes if that is possible."""
+    if build == "by_module":
+        return _by_module(model, seed)[0]
+    try:
+        built = meta_model(model, seed)
+    except LayoutError:
+        raise
+    except Exception:  # of the user's code, which another device may suit
+        return _built_by(model, seed, build, folder)
+    return in_files(built) if build == "auto" else built
+
+
+def _by_module(model: ModelSection, seed: int) -> tuple[FactoryModel, ModuleByModule]:
     from flstream.simulation.module_init import ModuleByModule
 
-    built = meta_model(model, seed)
-    weights = ModuleByModule(built, seed)
-    return built._replace(weights=weights, way="module by module", memory=weights.peak)
+    outline = meta_model(model, seed)
+    modules = ModuleByModule(outline, seed)
+    return outline._replace(way="module by module", memory=modules.peak), modules
 
 
 def _names(built: FactoryModel) -> list[str]:
     return [*built.made.state] or built.layout.names
-
-
-def _source(
-    weights: Source | Written, folder: Path, names: Collection[str] | None = None
-) -> Source:
-    """Return a model, or some of its tensors, as a source: a file without a name."""
-    if not isinstance(weights, Written):
-        return weights
-    layout = weights.layout
-    file = unnamed_file(layout if names is None else layout.subset(names), folder)
-    weights.write(file)
-    return file
 
 
 def initial_layout(job: Job) -> tuple[Layout, str, Building]:
@@ -181,49 +168,21 @@ def initial_layout(job: Job) -> tuple[Layout, str, Building]:
     The sentence, empty if none differ, names tensors that the file of weights and the factory's
     model do not share. The model has no bytes here if its factory allows that.
     """
-    model, seed, build = job.model, job.seed, _build_of(job)
+    model, copied = job.model, Building("range by range", 0)
+    if model.initial is not None:
+        weights = open_checkpoint(model.initial)
+        if weights.format == "npz":
+            largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
+            copied = Building("array by array", largest)
+        if model.factory is None:
+            return weights.layout, "", copied
+    built = _outlined(model, job.seed, _build_of(job), Path(tempfile.gettempdir()))
+    building = Building(built.way, built.memory)
     if model.initial is None:
-        layout, building = _described(model, seed, build)
-        return layout, "", building
-    weights = open_checkpoint(model.initial)
-    largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
-    is_npz = weights.format == "npz"
-    copied = Building("range by range", 0) if not is_npz else Building("array by array", largest)
-    if model.factory is None:
-        return weights.layout, "", copied
-    layout, building = _described(model, seed, build)
-    differences = _fitting(model, layout, weights.layout)
+        return built.layout, "", building
+    differences = _fitting(model, built.layout, weights.layout)
     sentence = differences.sentence(model.initial.name) if differences else ""
-    return layout, sentence, copied if model.strict else building
-
-
-def _described(
-    model: ModelSection, seed: int, build: str, reason: str = ""
-) -> tuple[Layout, Building]:
-    """Return the layout of a factory's model, and how it is built."""
-    if build == "auto":
-        try:
-            return forked(lambda: _described(model, seed, "record"))
-        except ForkedError as error:
-            return _described(model, seed, "whole", _clause(error))
-    built = _outlined(model, seed, build)
-    return built.layout, Building(built.way, built.memory, reason)
-
-
-def _outlined(model: ModelSection, seed: int, build: str) -> FactoryModel:
-    """Return a factory's model, without its bytes if that is possible."""
-    if build != "whole":
-        return _built_by(model, seed, build)
-    try:
-        return meta_model(model, seed)
-    except LayoutError:
-        raise
-    except Exception:  # of the user's code, which another device may suit
-        return whole_model(model, seed)
-
-
-def _clause(error: Exception) -> str:
-    return " ".join(shortened(str(error), MOST_OF_AN_ERROR).split())
+    return built.layout, sentence, copied if model.strict else building
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:
@@ -241,53 +200,3 @@ def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Difference
             "that model.factory builds, or set model.strict = false to keep what it makes for them"
         )
     return differences
-
-
-class ForkedError(Exception):
-    """The function has raised an error; the message is that of the error."""
-
-
-def forked(function: Callable[[], ValueT]) -> ValueT:
-    """Call a function in a fork, and return its value, which is pickled.
-
-    Where the fork is killed, as for want of memory, this process ends by the same signal.
-
-    Raises:
-        ForkedError: It has raised an error of any kind.
-    """
-    reader, writer = os.pipe()
-    own = os.getpid()
-    if not (pid := os.fork()):
-        os.close(reader)
-        _answer(function, writer, own)
-    os.close(writer)
-    with open(reader, "rb") as file:
-        content = file.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if code < 0:
-        os.kill(own, -code)
-    if not content:
-        raise ForkedError(f"it exits with status {code}")
-    # Of this process's own fork, by a pipe that nobody else has.
-    answer: tuple[str | None, ValueT] = pickle.loads(content)
-    if answer[0] is not None:
-        raise ForkedError(answer[0])
-    return answer[1]
-
-
-def _answer(function: Callable[[], object], writer: int, parent: int) -> NoReturn:
-    """Write the value of a function, or its error, to a pipe, and end this process."""
-    end_with_parent(parent)
-    status = 1
-    try:
-        try:
-            content = pickle.dumps((None, function()))
-        except BaseException as error:
-            content = pickle.dumps((str(error) or type(error).__name__, None))
-        with open(writer, "wb") as file:
-            file.write(content)
-        status = 0
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)

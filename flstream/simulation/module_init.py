@@ -72,25 +72,23 @@ class ModuleByModule:
         self.peak = max(sum(spec.nbytes for spec in specs.values()) for _, specs in self._modules)
 
     def write(self, file: BodyFile) -> None:
-        """Initialise the modules, and write the tensors of a file to it.
+        """Initialise the modules, and write their tensors to a file of the layout.
 
         Raises:
             ModelError: Nothing initialises a tensor.
             CheckpointError: The file cannot be written.
         """
-        wanted, scratch = file.layout.by_name, Scratch()
+        scratch = Scratch()
         for path, specs in self._modules:
-            if any(spec.name in wanted for spec in specs.values()):
-                child = self._root.get_submodule(path)
-                for attribute, spec, body in self._initialised(path, child, specs):
-                    if _is_unset(body, scratch):
-                        raise ModelError(
-                            f"model.build = by_module: nothing initialises {spec.name!r}; give "
-                            f"its {type(child).__name__} a reset_parameters() that sets "
-                            f"{attribute}, or set model.build = auto"
-                        )
-                    if spec.name in wanted:
-                        file.write_tensor(spec.name, body)
+            child = self._root.get_submodule(path)
+            for attribute, spec, body in self._initialised(path, child, specs):
+                if _is_unset(body, scratch):
+                    raise ModelError(
+                        f"model.build = by_module: nothing initialises {spec.name!r}; give its "
+                        f"{type(child).__name__} a reset_parameters() that sets {attribute}, or "
+                        "set model.build = auto"
+                    )
+                file.write_tensor(spec.name, body)
 
     def _initialised(
         self, path: str, module: torch.nn.Module, specs: Mapping[str, TensorInfo]

@@ -45,15 +45,14 @@ class Probe(msgspec.Struct, frozen=True):
         imports: Memory of what its processes import.
         differences: Sentence on tensors that its file of weights and its model do not share.
         building: How the initial model is built.
-        base_bytes: Size of the base that its sites share, and in the process that builds it; 0
-            without one.
+        base_bytes: Size of the base that its sites share; 0 without one.
     """
 
     header: bytes
     imports: Imports
     differences: str
     building: Building
-    base_bytes: tuple[int, int] = (0, 0)
+    base_bytes: int = 0
 
     @property
     def layout(self) -> Layout:

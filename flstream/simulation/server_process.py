@@ -83,7 +83,7 @@ _EXIT_SECONDS = 5.0
 
 
 # Records that wait for a later one at most.
-_MOST_LATER = 256
+_MOST_WAITING = 256
 
 
 class StopRequest:
@@ -109,24 +109,24 @@ class StopRequest:
 class Reporter:
     """Writer of events to the run directory and to the launcher.
 
+    Args:
+        log: The journal.
+        launcher: Channel to the launcher.
+        groups: Whether records that need no sync wait for later events, up to 256 of them.
+
     Attributes:
         watch: Function that is called with processes that a worker has started: see ``Engine``.
     """
 
-    def __init__(self, log: EventLog, launcher: MessageChannel[AnyEvent]) -> None:
+    def __init__(
+        self, log: EventLog, launcher: MessageChannel[AnyEvent], *, groups: bool = False
+    ) -> None:
         self.watch: Callable[[str, int, Sequence[int]], None] = lambda *_: None
         self._log = log
         self._launcher = launcher
+        self._groups = groups
         self._turn = threading.Lock()
-        self._later: list[AnyEvent] = []
-
-    def emit_later(self, *events: AnyEvent) -> None:
-        """Report events with the next ones that are reported, or with enough others."""
-        with self._turn:
-            self._later += events
-            is_enough = len(self._later) >= _MOST_LATER
-        if is_enough:
-            self.emit()
+        self._waiting: list[AnyEvent] = []
 
     def emit(self, *events: AnyEvent) -> None:
         """Report events, in order; many at once take little more time than one.
@@ -137,13 +137,18 @@ class Reporter:
             if isinstance(event, ProcessReady) and event.others:
                 self.watch(event.process, event.pid, event.others)
         with self._turn:
-            later, self._later = self._later, []
-            events = (*later, *events)
-            recorded = [event for event in events if not isinstance(event, LiveEvent)]
+            self._waiting += events
+            is_full = len(self._waiting) >= _MOST_WAITING
+            if self._groups and not is_full and all(map(_is_unsynced, events)):
+                return
+            reported, self._waiting = self._waiting, []
+            recorded = [event for event in reported if not isinstance(event, LiveEvent)]
             if recorded:
                 self._log.write(*recorded, durable=any(map(_is_synced, recorded)))
             try:
-                for_launcher = [_for_launcher(event) for event in events if not _is_unsynced(event)]
+                for_launcher = [
+                    _for_launcher(event) for event in reported if not _is_unsynced(event)
+                ]
                 self._launcher.send(*for_launcher, timeout=None)
             except ChannelClosedError as error:
                 raise AbortedError("the launcher is gone") from error
@@ -176,7 +181,9 @@ def server_main(
     with ExitStack() as stack:
         if inline_host is None:  # which is the launcher's otherwise
             stack.enter_context(closing(host))
-        reporter = Reporter(stack.enter_context(EventLog(run.events)), channel)
+        log = stack.enter_context(EventLog(run.events))
+        # By the virtual clock, what is lost is done again just as it was.
+        reporter = Reporter(log, channel, groups=job.time.is_virtual)
         outcome = _run(job, run, host, reporter, abort, resume)
         if isinstance(outcome, RunRefused):  # of which nothing is left
             reporter.emit(outcome)
@@ -248,19 +255,16 @@ def _run(
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
-            emit = reporter.emit
             context = ServerContext(
                 job,
                 run,
                 pool,
                 service,
                 rule,
-                emit,
+                reporter.emit,
                 abort,
-                LivePicture(emit),
+                LivePicture(reporter.emit),
                 programs,
-                # By the virtual clock, what is lost is done again just as it was.
-                emit_later=reporter.emit_later if job.time.is_virtual else emit,
                 host=host,
             )
             if job.is_scored_centrally:

@@ -59,6 +59,7 @@ class PointRecord(msgspec.Struct):
         """Note that the run could not begin, or that its process was lost."""
         self.status, self.error, self.rounds, self.score = "failed", error, rounds, None
         self.ended_early, self.seconds, self.simulated_seconds = False, 0.0, None
+        self.warnings = []
 
 
 class SweepRecord(msgspec.Struct):

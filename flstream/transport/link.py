@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from itertools import chain, takewhile
 from typing import Literal
 
-from flstream.job.link import NetworkLink
+from flstream.job.network_section import NetworkLink
 from flstream.model.random_numbers import stream_key, uniforms
 from flstream.transport.channel import SMALL_BUFFER, Channel, Signal
 

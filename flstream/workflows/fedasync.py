@@ -8,7 +8,7 @@ from pydantic import Field
 
 from flstream.job.fields import Real
 from flstream.workflows import FoldRule, Model, Run, workflow
-from flstream.workflows.staleness import StalenessArgs, next_update
+from flstream.workflows.fedbuff import StalenessArgs, next_update
 
 
 class FedAsyncArgs(StalenessArgs):

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from flstream.workflows import GroupUpdate, Model, Run, TensorGroup, workflow
-from flstream.workflows.residual import LayersWithResidual, ResidualArgs
+from flstream.workflows.fedex import LayersWithResidual, ResidualArgs
 
 if TYPE_CHECKING:
     from flstream.aggregation.elements import Array

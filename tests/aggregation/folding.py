@@ -17,8 +17,9 @@ State = Mapping[str, torch.Tensor]
 
 
 def rule_of(method: str, **keys) -> AggregationRule:
-    """The rule of a job file with these keys of ``aggregation``."""
-    return rule_for(AggregationSection(method=method, **keys))
+    """The rule of a job file with these keys of ``aggregation``, or of its ``args``."""
+    own = {key: keys.pop(key) for key in [*keys] if key in AggregationSection.model_fields}
+    return rule_for(AggregationSection(method=method, args=keys, **own))
 
 
 class MemorySink:

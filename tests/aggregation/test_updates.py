@@ -194,7 +194,7 @@ def test_a_pattern_is_looked_for_anywhere_in_any_name_of_a_tensor(keys, due):
 def test_the_job_file_says_which_rule():
     assert rule_for(AggregationSection()) == AggregationRule(include=[".*"], exclude=[])
     given = {"clip_norm": 3.0, "include": ["a"], "exclude": ["b"], "on_nonfinite": "allow"}
-    section = AggregationSection(method="multi_krum", byzantine=1, selected=2, **given)
+    section = AggregationSection(method="multi_krum", args={"byzantine": 1, "selected": 2}, **given)
     assert rule_for(section) == AggregationRule(
         "multi_krum", {"byzantine": 1, "selected": 2}, **given
     )

@@ -1,14 +1,18 @@
 """Cases of a bench: what options stand for, what a run needs, and what is refused."""
 
 import re
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flstream.bench.cases import CODECS, make_plan
+from flstream.bench.cases import CODECS, make_plan, parse_link
 from flstream.bench.model_like import add_update, build
 from flstream.errors import UsageError
+from flstream.job.network_section import LinkSection
 from flstream.model.digests import body_digest
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -147,3 +151,42 @@ def test_updates_are_those_of_their_site_and_round():
         add_update("tensor.0", numbers, site, number)
     assert np.array_equal(updates[0], updates[1])
     assert all(abs(np.corrcoef(pair)[0, 1]) < 0.1 for pair in pairwise(updates[1:]))
+
+
+MBIT = 1e6
+
+
+def link_of(up=None, down=None, *more, **others):
+    """A link of which only these are given."""
+    named = dict(zip(("up", "down", "latency", "jitter", "loss"), (up, down, *more), strict=False))
+    return LinkSection(**{key: rate for key, rate in {**named, **others}.items() if rate})
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("10Mbit,50ms", link_of(10 * MBIT, 10 * MBIT, 0.05)),
+        ("10Mbit/100Mbit,50ms,5ms,1%", link_of(10 * MBIT, 100 * MBIT, 0.05, 0.005, 0.01)),
+        ("10 Mbit/s / 1 Gbit/s", link_of(10 * MBIT, 1000 * MBIT)),
+        ("250kbit/s", link_of(0.25 * MBIT, 0.25 * MBIT)),
+        (",50ms", link_of(latency=0.05)),
+        ("/20Mbit", link_of(None, 20 * MBIT)),
+        ("1e6,,,0.5", link_of(MBIT, MBIT, loss=0.5)),
+    ],
+)
+def test_a_link_is_a_text_on_a_command_line(text, link):
+    assert parse_link(text) == link
+
+
+@pytest.mark.parametrize(
+    "text", ["", ",", "fast", "10MB", "1Mbit,2s,3s,0,5", "1/2/3", "1Mbit,-1s", "1Mbit,1s,1s,1"]
+)
+def test_what_is_no_link_is_refused_with_the_grammar(text):
+    with pytest.raises(UsageError, match=re.escape("write RATE[/RATE][,LATENCY[,JITTER[,LOSS]]]")):
+        parse_link(text)
+
+
+@given(st.text(max_size=30))
+def test_no_text_is_more_than_refused(text):
+    with suppress(UsageError):
+        assert isinstance(parse_link(text), LinkSection)

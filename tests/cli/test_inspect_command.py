@@ -145,8 +145,8 @@ def test_an_export_names_its_files(flstream_here, tmp_path):
     done = flstream_here("inspect", "m.safetensors", "--export", "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].strip() == "out/model.safetensors"
-    done = flstream_here("inspect", "m.safetensors", "--export", "o.pt", "--json")
-    assert json.loads(done.stdout)["files"] == ["o.pt"]
+    done = flstream_here("inspect", "m.safetensors", "--export", "other", "--json")
+    assert json.loads(done.stdout)["files"] == ["other/model.safetensors"]
     for words, message in ((("out",), "has files in it"), (("x", "--stats"), "give it alone")):
         done = flstream_here("inspect", "m.safetensors", "--export", *words)
         assert done.returncode == 2

@@ -19,10 +19,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +35,6 @@ from flstream.__main__ import main
 from flstream.job import load_job
 from flstream.job.hocon import read_hocon
 from flstream.job.keys import leaves
-from flstream.report import running
 
 BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$"
@@ -275,8 +273,6 @@ class Page:
 @pytest.fixture
 def page(tmp_path, monkeypatch, fork_server):
     share_host(monkeypatch)
-    # The page of a run that goes on would take as long to draw as the run itself.
-    monkeypatch.setattr(running, "live_page", lambda _: nullcontext(threading.Event()))
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "80")

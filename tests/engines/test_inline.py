@@ -133,15 +133,6 @@ def test_a_job_comes_to_the_bits_of_the_local_engine(jobs: Jobs, case: str):
     assert made(inline) == made(jobs.run_files(FILES, *CASES[case]))
 
 
-@pytest.mark.usefixtures("processes")
-def test_a_run_may_change_its_engine_where_it_is_resumed(jobs: Jobs):
-    whole = jobs.run(noisy(), "rounds=3", *INLINE)
-    for first, then in (INLINE, ()), ((), INLINE):
-        run = jobs.run(noisy(), "rounds=2", *first)
-        run = jobs.go_on(run, noisy(), "rounds=3", *then)
-        assert made(run)["models"] == made(whole)["models"]
-
-
 def left_behind() -> Mapping[str, Any]:
     gc.collect()  # what exceptions refer to
     return {

@@ -81,7 +81,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory):
-    """The pages of runs by either clock, a comparison of two, and an index."""
+    """The pages of runs by either clock, and a comparison of two."""
 
     def make(folder):
         def flstream(*words):
@@ -92,11 +92,10 @@ def pages(tmp_path_factory):
         flstream(*job, "--run-dir", "simulated", "--set", "time.clock=virtual")
         shutil.copytree(folder / "one", folder / "two")
         flstream("report", "one", "two", "--output", "comparison.html")
-        flstream("report", ".")
 
     folder = made_once(tmp_path_factory, "pages", make)
     names = {"run": "one/report.html", "simulated": "simulated/report.html"}
-    names |= {"comparison": "comparison.html", "index": "index.html"}
+    names["comparison"] = "comparison.html"
     return {kind: folder / name for kind, name in names.items()}
 
 
@@ -120,7 +119,7 @@ SIZES = [(390, "light"), (1280, "dark"), (390, "dark"), (1280, "light")]
 
 @first_and_nightly(
     ("kind", "width", "scheme"),
-    [(kind, *size) for size in SIZES for kind in ("simulated", "run", "comparison", "index")],
+    [(kind, *size) for size in SIZES for kind in ("simulated", "run", "comparison")],
 )
 def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
     page, complaints, requests = opened(browser, pages[kind], width, scheme)
@@ -142,7 +141,7 @@ def test_the_page_is_sound_and_can_be_read(browser, pages, kind, width, scheme):
             axis.check()
         assert page.evaluate(TOO_WIDE) == []
         texts = page.evaluate(TEXTS)
-        assert len(texts) >= (0 if kind == "index" else 20)
+        assert len(texts) >= 20
         assert [each for each in texts if each["height"] < LEAST_HEIGHT] == []
         assert [each for each in texts if each["contrast"] < LEAST_CONTRAST] == []
         cut = [each["says"] for each in texts if each["cut"] or each["overlaps"]]

@@ -1,4 +1,4 @@
-"""A model is written where others open it: a folder of safetensors, or a state dict of torch."""
+"""A model is written where others open it: a folder of safetensors."""
 
 import pytest
 import torch
@@ -49,24 +49,6 @@ def test_a_folder_has_each_tensor_once_under_its_first_name(finished, tmp_path):
     assert all(torch.equal(exported[name], final[name]) for name in ("layer.weight", "layer.bias"))
     with safe_open(path, "pt") as file:
         assert file.metadata() == {"format": "pt"}
-
-
-def test_a_state_dict_has_all_names_in_the_models_order(finished, tmp_path):
-    path = tmp_path / "model.pt"
-    path.write_text("somebody's own")
-    with pytest.raises(UsageError, match="no checkpoint"):
-        export(finished.directory.path, path)
-    path.unlink()
-    export(finished.directory.path, path)
-    export(finished.directory.path, path)  # a checkpoint may be replaced
-    state = torch.load(path, weights_only=True)
-    assert list(state) == NAMES
-    assert state["words.weight"].data_ptr() == state["answer.weight"].data_ptr()
-    assert list(tmp_path.glob("*.tmp")) == []
-    # A checkpoint of any format, also onto itself.
-    export(path, path)
-    again = load_file(export(path, tmp_path / "out").files[0])
-    assert torch.equal(again["answer.weight"], state["answer.weight"])
 
 
 def test_what_a_run_has_kept_goes_along_and_its_prefix_goes(tmp_path):

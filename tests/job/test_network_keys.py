@@ -2,16 +2,10 @@
 
 import math
 import pickle
-import re
-from contextlib import suppress
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from flstream.errors import UsageError
-from flstream.job.link import NetworkLink, TracePoint
-from flstream.job.network_section import parse_link
+from flstream.job.network_section import NetworkLink, TracePoint
 
 MBIT = 1e6
 
@@ -125,36 +119,6 @@ def test_a_resolved_job_has_the_same_links(load, reloaded, folder):
     assert again == job
     assert links(again) == links(job)
     assert pickle.loads(pickle.dumps(job)) == job
-
-
-@pytest.mark.parametrize(
-    ("text", "link"),
-    [
-        ("10Mbit,50ms", NetworkLink(10 * MBIT, 10 * MBIT, 0.05)),
-        ("10Mbit/100Mbit,50ms,5ms,1%", NetworkLink(10 * MBIT, 100 * MBIT, 0.05, 0.005, 0.01)),
-        ("10 Mbit/s / 1 Gbit/s", NetworkLink(10 * MBIT, 1000 * MBIT)),
-        ("250kbit/s", NetworkLink(0.25 * MBIT, 0.25 * MBIT)),
-        (",50ms", NetworkLink(latency=0.05)),
-        ("/20Mbit", NetworkLink(None, 20 * MBIT)),
-        ("1e6,,,0.5", NetworkLink(MBIT, MBIT, loss=0.5)),
-    ],
-)
-def test_a_link_is_a_text_on_a_command_line(text, link):
-    assert parse_link(text) == link
-
-
-@pytest.mark.parametrize(
-    "text", ["", ",", "fast", "10MB", "1Mbit,2s,3s,0,5", "1/2/3", "1Mbit,-1s", "1Mbit,1s,1s,1"]
-)
-def test_what_is_no_link_is_refused_with_the_grammar(text):
-    with pytest.raises(UsageError, match=re.escape("write RATE[/RATE][,LATENCY[,JITTER[,LOSS]]]")):
-        parse_link(text)
-
-
-@given(st.text(max_size=30))
-def test_no_text_is_more_than_refused(text):
-    with suppress(UsageError):
-        assert isinstance(parse_link(text), NetworkLink)
 
 
 def test_peers_wait_for_what_a_link_may_hold_back():

@@ -183,13 +183,13 @@ def test_rules_filters_and_trackers_are_named_like_workflows(load, reloaded, fol
         "mine.py:Turns",
         {"step": 2},
     )
-    assert job.aggregation.method == f"{folder}/mine.py:Largest"
+    assert job.aggregation.type == f"{folder}/mine.py:Largest"
     assert job.filters.up == [FilterSection(type=f"{folder}/mine.py:Fine", args={"size": 2})]
     assert job.tracking.place == f"{folder}/mine.py:Tracker"
-    assert (job.tracking.name, job.tracking.args) == ("mine.py:Tracker", {"a": 1})
+    assert (job.tracking.name, dict(job.tracking.args)) == ("mine.py:Tracker", {"a": 1})
     assert reloaded(job) == job
     weighed = load('aggregation { method = "mine:Weighing", weights.site-1 = 2 }')
-    assert weighed.aggregation.method == f"{folder}/mine.py:Weighing"
+    assert weighed.aggregation.type == f"{folder}/mine.py:Weighing"
     board = load("tracking.type = tensorboard").tracking
     assert board.place == "flstream.tracking.tensorboard:TensorBoard"
 

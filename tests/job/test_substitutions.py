@@ -99,6 +99,8 @@ def test_an_override_of_an_argument_keeps_the_type_that_its_name_alone_stands_fo
     assert len(caught.value.problems) == 1
     job = load_job(write("workflow = cyclic"), ["workflow.args.evaluate_every=2"])
     assert (job.stages[0].type, job.stages[0].args.evaluate_every) == ("cyclic", 2)
+    job = load_job(write("aggregation = krum"), ["aggregation.args.byzantine=1"])
+    assert (job.aggregation.type, job.aggregation.args.byzantine) == ("krum", 1)
 
 
 def test_the_resolved_job_has_the_values_written_out(write, folder):

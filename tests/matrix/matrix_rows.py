@@ -176,7 +176,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "clipped": Row(("aggregation.clip_norm=median",)),
         "norm_bounded_mean": method("norm_bounded_mean", "aggregation.clip_norm=0.5"),
         "median": method("median", SMALL_FOLD),
-        "trimmed_mean": method("trimmed_mean", "aggregation.trim=0.2"),
+        "trimmed_mean": method("trimmed_mean", "aggregation.args.trim=0.2"),
         "krum": method("krum", SMALL_FOLD),
         "multi_krum": method("multi_krum"),
         "bulyan": method("bulyan"),

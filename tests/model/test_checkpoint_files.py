@@ -36,7 +36,7 @@ from flstream.model.checkpoint import (
 )
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.header import MAX_HEADER_BYTES
 from flstream.model.layout import Layout
 from flstream.model.mapped import MappedModel

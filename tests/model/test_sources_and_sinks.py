@@ -21,7 +21,7 @@ from flstream.model.composed import arranged, composed
 from flstream.model.copy import copy
 from flstream.model.digests import BodyDigest, body_digest
 from flstream.model.dtypes import BY_CODE
-from flstream.model.formats.opening import open_checkpoint
+from flstream.model.formats import open_checkpoint
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, Sink, Source, in_place, views_of

@@ -196,7 +196,11 @@ ARGUMENTS = [
         {"launch_external_process": True, "command": "torchrun --nproc_per_node=2"},
         {"train": {**TRAIN, "command": "torchrun --nproc_per_node=2"}},
     ),
-    (recipe, {"aggregator": TRIMMED}, {"aggregation": {"method": "trimmed_mean", "trim": 0.2}}),
+    (
+        recipe,
+        {"aggregator": TRIMMED},
+        {"aggregation": {"method": "trimmed_mean", "args": {"trim": 0.2}}},
+    ),
     (recipe, {"params_transfer_type": TransferType.DIFF, "command": "python3 -u"}, {}),
     (
         FedOptRecipe,

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import threading
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -28,11 +27,9 @@ from flstream.report.page import (
     run_cell,
     run_page,
     runs_below,
-    write_index,
     write_page,
 )
 from flstream.report.run_record import read_run
-from flstream.report.running import live_page
 from flstream.report.text import path_labels
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import SiteFailure
@@ -41,7 +38,6 @@ from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, Site
 VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
 CHART_SCRIPT = (Path(flstream.__file__).parent / "report/templates/chart.js").read_text().strip()
-REFRESH = 'http-equiv="refresh"'
 
 
 class Page(HTMLParser):
@@ -111,7 +107,6 @@ def test_the_page_is_well_formed_and_loads_nothing(page):
             assert (attributes.get(name) or "#").startswith(("#", "data:"))
         assert not any(name.startswith("on") for name in attributes)
     assert not re.search(r"http:|https:|@import|url\(", page.source)
-    assert REFRESH not in page.source
     kinds = ["accuracy", "train loss", "memory over idle (RSS)", "resident memory (RSS)"]
     assert page.charts == [*kinds, "seconds of each round"]
     assert dict(page.tags[:4])["html"]["lang"] == "en"
@@ -225,59 +220,15 @@ def test_of_many_sites_and_rounds_the_ends_are_shown_and_the_rest_counted(tmp_pa
     assert len(text) < 600_000
 
 
-def test_a_page_refreshes_itself_only_while_its_run_goes_on(tmp_path):
+def test_a_page_says_whether_its_run_goes_on_or_was_cut_off(tmp_path):
     folder = write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)])
     run = RunDirectory(folder)
-    write_page([folder], is_running=True)
-    assert REFRESH in run.report.read_text()
-    assert "Going on after 1 of 3 rounds" in run.report.read_text()
     with run.in_use():
         assert write_page([folder]) == run.report
-        assert REFRESH in run.report.read_text()
-    # A run that was killed left such a page. An index finds that out, too.
-    write_index(tmp_path)
-    page = run.report.read_text()
-    assert REFRESH not in page
+        assert "Going on after 1 of 3 rounds" in run.report.read_text()
+    page = write_page([folder]).read_text()
     assert "Cut off after 1 of 3 rounds" in page
     assert re.search(r"Written by flstream .* on \d{4}-\d\d-\d\d at \d\d:\d\d:\d\d UTC", page)
-
-
-def test_a_page_is_written_at_the_end_of_a_round_and_no_more_once_its_run_has_ended(
-    tmp_path, monkeypatch
-):
-    run = RunDirectory(write_run(tmp_path / "run", [*started(), *one_round(1, BEGAN + 2)]))
-    written = threading.Event()
-
-    def write(runs, *, is_running):
-        write_page(runs, is_running=is_running)
-        written.set()
-
-    monkeypatch.setattr("flstream.report.page.write_page", write)
-    with live_page(run) as is_due:
-        assert not run.report.exists()
-        is_due.set()
-        assert written.wait(60)
-        assert REFRESH in run.report.read_text()
-        written.clear()
-        is_due.set()
-    # The second page was not due yet when the run ended.
-    assert not written.is_set()
-
-
-def test_an_index_has_each_run_below_a_folder_with_a_link_to_its_page(tmp_path):
-    finished_run(tmp_path / "a run")
-    (tmp_path / "more").mkdir()
-    write_run(tmp_path / "more" / "killed", [*started(), *one_round(1, BEGAN + 2)])
-    path = write_index(tmp_path)
-    page = Page(path.read_text())
-    assert path == tmp_path / "index.html"
-    assert page.by_name["a run"][:6] == ["finished", "digits", "3", "2", "0.8000", "accuracy"]
-    assert page.by_name["more/killed"][:3] == ["unfinished", "digits", "1"]
-    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
-    assert links == ["a%20run/report.html", "more/killed/report.html"]
-    assert all((tmp_path / name / "report.html").exists() for name in ("a run", "more/killed"))
-    with pytest.raises(UsageError, match="no run lies below"):
-        write_index(tmp_path / "more" / "killed" / "sites")
 
 
 def test_runs_are_listed_from_the_newest_on_and_those_of_a_sweep_stay_together(tmp_path):
@@ -287,12 +238,10 @@ def test_runs_are_listed_from_the_newest_on_and_those_of_a_sweep_stay_together(t
     for number, name in enumerate(names):
         write_run(tmp_path / name, started(BEGAN + number))
     due = ["new", "between", "sweep/lr=0.03,seed=7", "sweep/lr=0.1,seed=7", "old"]
-    assert [
-        str(run.path.relative_to(tmp_path)) for run in newest_first(runs_below(tmp_path))
-    ] == due
-    page = Page(write_index(tmp_path).read_text())
-    assert [name for name in page.by_name if name in names] == due
-    assert page.by_name["new"][-1] == page.by_name["old"][-1] == "2023-11-14 22:13 UTC"
+    runs = newest_first([read_run(path) for path in runs_below(tmp_path)])
+    assert [str(run.path.relative_to(tmp_path)) for run in runs] == due
+    with pytest.raises(UsageError, match="no run lies below"):
+        runs_below(tmp_path / "new" / "sites")
 
 
 def test_runs_side_by_side_show_what_is_different(tmp_path):
@@ -431,14 +380,6 @@ def test_a_csv_file_of_somebody_else_is_left_alone(tmp_path):
         write_page(paths, tmp_path / "other.csv")
     write_page(paths, tmp_path / "other.html")
     write_page(paths, tmp_path / "other.html")  # its own are written anew
-
-
-def test_pages_that_an_index_makes_have_their_settings(tmp_path):
-    path = swept(tmp_path, 1)[0]
-    (path / "report.html").unlink()
-    (path / "job.conf").write_text(f"{JOB}seed = 4\n")
-    write_index(tmp_path)
-    assert "seed" in Page((path / "report.html").read_text()).by_name
 
 
 def test_a_key_that_no_run_has_groups_nothing(tmp_path):

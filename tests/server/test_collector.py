@@ -8,6 +8,7 @@ from flstream.errors import SimulationError
 from flstream.job.time_section import RoundEnd
 from flstream.server import collector as module
 from flstream.server.collector import ResultCollector
+from flstream.worker.messages import SiteAnswer
 
 COHORT = ["site-1", "site-2", "site-3", "site-4"]
 
@@ -30,17 +31,13 @@ def clock(monkeypatch):
 def test_answers_are_in_the_order_of_the_cohort_whatever_that_of_arrival():
     collector = ResultCollector("train round 1", COHORT, least=1)
     for site in ("site-4", "site-1", "site-3"):
-        collector.answer(site, site.upper())
-    assert list(collector.in_order.items()) == [
-        ("site-1", "SITE-1"),
-        ("site-3", "SITE-3"),
-        ("site-4", "SITE-4"),
-    ]
+        collector.answer(SiteAnswer(site, 1.0, {}))
+    assert list(collector.in_order) == ["site-1", "site-3", "site-4"]
 
 
 def test_too_few_left_is_an_error_that_names_each_site_and_its_reason():
     collector = ResultCollector("train round 7", COHORT, least=3)
-    collector.answer("site-2", 2)
+    collector.answer(SiteAnswer("site-2", 1.0, {}))
     collector.fail("site-2", "it died")  # it has no part though it had answered
     assert (collector.in_order, collector.failures) == ({}, {"site-2": "it died"})
     with pytest.raises(SimulationError) as caught:
@@ -76,11 +73,11 @@ def test_sites_with_the_same_error_are_named_together():
 def test_nobody_is_late_until_enough_have_answered_and_patience_is_over(clock):
     collector = ResultCollector("train round 1", COHORT, least=2, end=RoundEnd(2, 5.0))
     without_patience = ResultCollector("train round 1", COHORT, least=1)
-    without_patience.answer("site-1", 1)
-    collector.answer("site-3", 3)
+    without_patience.answer(SiteAnswer("site-1", 1.0, {}))
+    collector.answer(SiteAnswer("site-3", 1.0, {}))
     clock.now += 1000
     assert collector.late == ()
-    collector.answer("site-1", 1)
+    collector.answer(SiteAnswer("site-1", 1.0, {}))
     clock.now += 4.9
     assert collector.late == ()
     # Those that have failed are not waited for, and a further answer gives no more time.
@@ -100,7 +97,7 @@ def test_settled_is_how_many_from_the_first_have_no_gap(order, failing):
         if site in failing:
             collector.fail(site, "it died")
         else:
-            collector.answer(site, None)
+            collector.answer(SiteAnswer(site, 1.0, {}))
         assert set(COHORT[: collector.settled]) <= known
         assert collector.settled == 4 or COHORT[collector.settled] not in known
     assert collector.settled == 4

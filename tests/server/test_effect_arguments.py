@@ -10,7 +10,7 @@ from flstream.server.effects import EffectJournal
 def asked(arguments, records=()):
     """The record of an effect that was asked for with some arguments, done or replayed."""
     emitted = [*records]
-    journal = EffectJournal(records, emitted.append, emitted.append)
+    journal = EffectJournal(records, emitted.append)
     journal.once("write_json", 1, "write_json(x)", arguments, lambda _: (None, None), type(None))
     return emitted[0]
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from flstream.errors import WorkflowError
-from flstream.job.sampler_section import SAMPLERS, OortSection, SamplerSection
+from flstream.job.clients_section import SAMPLERS, OortSection, SamplerSection
 from flstream.runs.results import TaskCost, TrainResult
 from flstream.server.samplers import (
     BUILT_IN,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from flstream.errors import SimulationError
+from flstream.job.clients_section import ClientsSection
 from flstream.job.device import SiteDevice, nanoseconds
-from flstream.job.sections import ClientsSection
 from flstream.job.time_section import RoundEnd, StragglersSection, TimeSection
 from flstream.server.fleet import Fleet
 from flstream.server.simulated_clock import (

@@ -1,15 +1,12 @@
-"""Factories whose models are the same bits, whether they are recorded or built in memory."""
+"""Factories whose models are the same bits, whether their tensors lie in files or in memory."""
 
 import copy
-import threading
 
 import numpy as np
 import torch
 from torch import nn
 
 from flstream.streaming import Layout
-
-VALUES = torch.arange(3.0)
 
 
 class Residual(nn.Module):
@@ -34,6 +31,14 @@ def linears():
     return nn.Sequential(*(nn.Linear(40, 40) for _ in range(6)))
 
 
+def wide():
+    return nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 2))
+
+
+def large():
+    return nn.Sequential(*(nn.Linear(1 << 10, 1 << 11) for _ in range(16))).half()
+
+
 def layers():
     embedding = nn.Embedding(20, 6, padding_idx=3)
     return nn.ModuleList([nn.LSTM(10, 12, 2), nn.MultiheadAttention(8, 2), embedding])
@@ -41,10 +46,6 @@ def layers():
 
 def transformer():
     return nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
-
-
-def encoder():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 3)
 
 
 def tied():
@@ -55,18 +56,6 @@ def tied():
 
 def half():
     return linears().half()
-
-
-def bfloat16():
-    return linears().to(torch.bfloat16)
-
-
-def default_dtype():
-    torch.set_default_dtype(torch.float64)
-    try:
-        return linears()
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def initialisers():
@@ -81,32 +70,6 @@ def initialisers():
     state["dirac"] = nn.init.dirac_(torch.empty(4, 4, 3))
     state["constant"] = nn.init.constant_(torch.empty(3, 4), 5)
     return state
-
-
-def seeds():
-    """Layers after states of the generator that are set, kept and set again."""
-    first = nn.Linear(5, 6)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        second = nn.Linear(5, 6)
-        state = torch.get_rng_state()
-        third = nn.Linear(3, 3)
-    fourth = nn.Linear(5, 6)
-    torch.set_rng_state(state)
-    fifth = nn.Linear(3, 3)
-    torch.manual_seed(torch.initial_seed() + 1)
-    torch.randn(100)
-    return nn.ModuleList([first, second, third, fourth, fifth, nn.Linear(3, 3)])
-
-
-def unused():
-    torch.randn(37)
-    nn.functional.dropout(torch.ones(10, 10), 0.5)
-    torch.bernoulli(torch.full((5,), 0.3))
-    torch.multinomial(torch.ones(10), 3)
-    torch.poisson(torch.full((20,), 3.0))  # of which each number takes its own number of draws
-    torch.randint(0, 5, (torch.randperm(9).numel(),))
-    return nn.Linear(4, 4)
 
 
 def slices():
@@ -148,56 +111,8 @@ def data():
     return model
 
 
-def values():
-    """Depends on values, which are computed while the factory runs."""
-    rates = [rate.item() for rate in torch.linspace(0, 0.1, 5)]
-    model = nn.Linear(int(torch.randint(1, 9, (1,))), 3)
-    model.scale = nn.Parameter(torch.tensor(2.5).log())
-    model.register_buffer("rates", torch.tensor(rates + torch.linspace(0, 1, 4).tolist()))
-    model.register_buffer("set", torch.tensor([0, 3, 0, 4]).nonzero())
-    if model.weight.mean() > 0:
-        nn.init.ones_(model.bias)
-    return model
-
-
-def parametrised():
-    from torch.nn.utils import parametrizations
-
-    layers = [nn.Linear(8, 8) for _ in range(3)]
-    parametrizations.spectral_norm(layers[0])
-    parametrizations.weight_norm(layers[1])
-    parametrizations.orthogonal(layers[2])
-    return nn.ModuleList(layers)
-
-
-def permuted():
-    places = torch.randperm(12)
-    return {"places": places, "rows": torch.randn(12, 3)[places], "none": torch.randn(0, 3)}
-
-
 def complexes():
     return {"c": torch.randn(4, dtype=torch.complex64), "left": torch.empty(0)}
-
-
-def normalised():
-    """All tensors depend on all."""
-    layers = nn.ModuleList(nn.Linear(30, 30) for _ in range(4))
-    norm = sum(layer.weight.norm() for layer in layers)
-    with torch.no_grad():
-        for layer in layers:
-            layer.weight.div_(norm)
-    return layers
-
-
-def of_an_import():
-    """Imports a module with tensors of its own, which outlive the factory."""
-    import tables_of_a_test
-
-    return {"w": torch.zeros(len(tables_of_a_test.TABLE))}
-
-
-def own_generator():
-    return {"w": torch.randn(3, generator=torch.Generator().manual_seed(4))}
 
 
 def from_numpy():
@@ -206,33 +121,8 @@ def from_numpy():
     return model
 
 
-def to_numpy():
-    drawn = torch.randn(3)
-    try:
-        drawn.numpy()
-    except Exception:
-        drawn = torch.zeros(3)
-    return {"w": drawn}
-
-
-def from_a_module():
-    return {"w": VALUES + torch.ones(3)}
-
-
 def arrays():
     return {"w": np.random.default_rng(3).normal(size=3)}
-
-
-def partly_arrays():
-    return {"w": torch.randn(3), "a": np.zeros(3)}
-
-
-def chain():
-    """Each tensor is computed from the one before: one by one, that is work for hundreds."""
-    state = {"0": torch.ones(1 << 17)}
-    for number in range(1, 40):
-        state[str(number)] = state[str(number - 1)] * 0.9
-    return state
 
 
 class Zeros:
@@ -270,76 +160,10 @@ def unset():
     return model
 
 
-def fails():
-    torch.zeros(3)
-    raise RuntimeError("no weights here")
-
-
-@torch.no_grad()
-def copied_onto_itself():
-    model = nn.Linear(3, 3)
-    for tensor in model.parameters():
-        tensor.copy_(tensor)
-        torch._foreach_mul_([tensor], 2)
-    return model
-
-
-def called_norm():
-    """Its call writes running statistics, which its operation does not tell."""
-    model = nn.BatchNorm1d(4)
-    model(torch.randn(8, 4))
-    return model
-
-
-def called_lstm():
-    model = nn.LSTM(4, 4)
-    model.register_buffer("output", model(torch.randn(3, 2, 4))[0].detach())
-    return model
-
-
-def positional_generator():
-    generator = torch.Generator().manual_seed(4)
-    return {"w": torch.binomial(torch.full((8,), 30.0), torch.full((8,), 0.3), generator)}
-
-
-def other_thread():
-    first = nn.Linear(4, 4)
-    thread = threading.Thread(target=lambda: torch.randn(10))
-    thread.start()
-    thread.join()
-    return nn.ModuleList([first, nn.Linear(4, 4)])
-
-
-def expected_error():
-    weights, filler = torch.zeros(4), 1.0
-    try:
-        weights.add_(torch.ones(3))
-    except RuntimeError:
-        filler = 2.0
-    return {"w": weights.fill_(filler)}
-
-
 def two_dtypes():
     model = nn.Module()
     model.register_buffer("a", torch.randn(4))
     model.register_buffer("b", model.a.view(torch.int32))
     model = copy.deepcopy(model)
     model.b.zero_()
-    return model
-
-
-def interleaved():
-    """Two tensors whose rows are drawn in turn: one by one, each needs the other's draws."""
-    one, other = torch.empty(1200, 4), torch.empty(1200, 4)
-    for mine, yours in zip(one, other, strict=True):
-        mine.normal_()
-        yours.normal_()
-    return {"one": one, "other": other}
-
-
-def left_dtype():
-    """It leaves another default dtype behind, and cannot be recorded."""
-    model = nn.Linear(4, 4)
-    torch.set_default_dtype(torch.float64)
-    model.weight.data.copy_(torch.from_numpy(np.ones((4, 4), np.float32)))
     return model

@@ -7,7 +7,7 @@ import pytest
 from event_files import scalars, texts
 from training_scripts import noisy
 
-from flstream.tracking import thread
+from flstream.tracking import feed
 
 TENSORBOARD = "tracking.type=tensorboard"
 LOGS = """
@@ -133,11 +133,11 @@ def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(jobs, capsys, nam
 
 @pytest.mark.usefixtures("processes")
 def test_a_tracker_that_hangs_is_a_warning(jobs, monkeypatch):
-    monkeypatch.setattr(thread, "_FINISH_SECONDS", 1.0)
+    monkeypatch.setattr(feed, "_FINISH_SECONDS", 1.0)
     fifo = jobs.folder / "fifo"
     os.mkfifo(fifo)
     run = with_tracker(jobs, "Hangs", name=fifo)
-    [hanging] = [each for each in threading.enumerate() if each.name == thread.TRACKER]
+    [hanging] = [each for each in threading.enumerate() if each.name == feed.TRACKER]
     fifo.open("w").close()  # which lets it end
     hanging.join()
     [warning] = run.summary.warnings

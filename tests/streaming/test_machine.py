@@ -48,7 +48,7 @@ from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
 from flstream.errors import FlstreamError, LayoutError, RefusedError, StreamingError
-from flstream.job.link import NetworkLink
+from flstream.job.network_section import NetworkLink
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.mapped import MappedModel

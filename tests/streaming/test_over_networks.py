@@ -18,7 +18,7 @@ from journal_support import a_job
 from packets import BrokenError, greeting, message, read_packet
 
 from flstream.errors import ChannelClosedError
-from flstream.job.link import NetworkLink
+from flstream.job.network_section import NetworkLink
 from flstream.server.stream_settings import stream_settings
 from flstream.streaming import (
     Channel,

@@ -24,7 +24,7 @@ from flstream.errors import (
     DeadlineError,
     ProtocolError,
 )
-from flstream.job.link import NetworkLink
+from flstream.job.network_section import NetworkLink
 from flstream.transport.channel import Channel, Deadline, Signal, pipe
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flstream.errors import ChannelClosedError, DeadlineError
-from flstream.job.link import NetworkLink, TracePoint
+from flstream.job.network_section import NetworkLink, TracePoint
 from flstream.transport import link as links
 from flstream.transport.channel import Deadline
 from flstream.transport.link import PACKET_BYTES, PIECE_PACKETS, Flow, Line, LinkRelay

@@ -100,7 +100,7 @@ def undisturbed(tmp_path_factory, jobs_in):
     return finished(jobs_in(tmp_path_factory.mktemp("decoupled")).run(noisy(), *FAILING))
 
 
-@pytest.mark.parametrize("workers", [[], ["clients.parallel=1"], ["clients.parallel=2"]])
+@pytest.mark.parametrize("workers", [[], ["clients.parallel=2"]])
 def test_workers_change_neither_bits_nor_times(jobs, undisturbed, workers):
     assert any(failures for *_, failures in timeline(undisturbed))
     run = finished(jobs.run(noisy(), *FAILING, PROCESSES, *workers))
@@ -115,7 +115,7 @@ def cut(run, effects):
     run.directory.events.write_bytes(b"".join(lines[: places[effects - 1]]))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.35, 0.5, 0.75, 0.95])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_a_run_whose_server_is_killed_ends_in_the_same_bits_and_times(jobs, undisturbed, share):
     run = finished(jobs.run(noisy(), *FAILING))
     cut(run, round(share * len(records(run))))

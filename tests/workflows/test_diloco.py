@@ -160,17 +160,6 @@ def test_one_fragment_without_overlap_is_plain(train):
 BOTH = "inner_steps=6, fragments=3, overlap=1"
 
 
-@pytest.mark.parametrize("args", [BOTH, "inner_steps=6, fragments=2", "inner_steps=4, overlap=4"])
-def test_neither_workers_nor_chunks_nor_the_engine_decide_a_bit(train, args):
-    inline = results(train(args, rounds=4))
-    for how in (
-        [PROCESSES],
-        [PROCESSES, "clients.parallel=1"],
-        [PROCESSES, "clients.parallel=2", "streaming.tensor_download_chunk_size=4KiB"],
-    ):
-        assert results(train(args, *how, rounds=4)) == inline
-
-
 @pytest.mark.parametrize(
     ("args", "key", "words"),
     [
@@ -199,13 +188,6 @@ def test_sites_train_while_a_fragment_travels_over_a_slow_link(train):
 
 
 CHANGES = "streaming.codecs={up=[{type=int4}], down=[{type=int8}], down_of=changes}"
-
-
-@pytest.mark.parametrize("args", [BOTH, "inner_steps=4"])
-def test_changes_that_are_sent_in_eight_bits_are_the_same_bits_anywhere(train, args):
-    inline = train(args, CHANGES, rounds=5)
-    for how in ([PROCESSES], [PROCESSES, "clients.parallel=1"]):
-        assert results(train(args, CHANGES, *how, rounds=5)) == results(inline)
 
 
 def test_changes_in_eight_bits_cost_a_quarter_and_change_little(train):

@@ -3,7 +3,7 @@
 import pytest
 from training_scripts import QUIET, cohorts, noisy, results
 
-from flstream.job.sampler_section import SAMPLERS
+from flstream.job.clients_section import SAMPLERS
 from flstream.simulation.dry_run import outline_of
 
 MINE = """

@@ -1,10 +1,12 @@
-"""Helpers of strategies: nodes that are drawn, and aggregates of replies' records."""
+"""Helpers of strategies: drawn nodes, aggregates of replies' records, and results."""
 
 from __future__ import annotations
 
 import logging
+import pprint
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,34 @@ class AggregationError(Exception):
 
 class InconsistentMessageReplies(Exception):  # noqa: N818 (Flower's name)
     """Replies have not the records, or the names in them, that a strategy needs."""
+
+
+@dataclass
+class Result:
+    """Result of a strategy.
+
+    Attributes:
+        arrays: The final arrays.
+        train_metrics_clientapp: Metrics of training, by round.
+        evaluate_metrics_clientapp: Metrics of the nodes' evaluations, by round.
+        evaluate_metrics_serverapp: Metrics of ``evaluate_fn``, by round from 0.
+    """
+
+    arrays: ArrayRecord = field(default_factory=ArrayRecord)
+    train_metrics_clientapp: dict[int, MetricRecord] = field(default_factory=dict)
+    evaluate_metrics_clientapp: dict[int, MetricRecord] = field(default_factory=dict)
+    evaluate_metrics_serverapp: dict[int, MetricRecord] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        parts = [f"Arrays of {self.arrays.count_bytes():,} bytes"]
+        for title, metrics in (
+            ("Metrics of training", self.train_metrics_clientapp),
+            ("Metrics of the nodes' evaluations", self.evaluate_metrics_clientapp),
+            ("Metrics of evaluate_fn", self.evaluate_metrics_serverapp),
+        ):
+            by_round = {number: dict(record) for number, record in metrics.items()}
+            parts.append(f"{title}, by round:\n{pprint.pformat(by_round, indent=2)}")
+        return "\n\n".join(parts)
 
 
 def config_to_str(config: ConfigRecord) -> str:

@@ -65,18 +65,13 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
     table = app_table(folder)
     assert table is not None
     app = table["app"]
-    missing = [key for key in ("serverapp", "clientapp") if key not in app["components"]]
-    if missing:
-        raise UsageError(
-            f"{folder}/pyproject.toml has no {missing[0]} in [tool.flwr.app.components]; name one, "
-            f'such as {missing[0]} = "package.module:app"'
-        )
     for key in ("serverapp", "clientapp"):
-        named = app["components"][key]
+        named = app["components"].get(key)
         if not re.fullmatch(r"[\w.]+:\w+", str(named)):
+            what = f"no {key}" if named is None else f"{named!r} as its {key}"
             raise UsageError(
-                f"{folder}/pyproject.toml names {named!r} as its {key}; name one such as "
-                '"package.module:app"'
+                f"{folder}/pyproject.toml names {what} in [tool.flwr.app.components]; name one "
+                'such as "package.module:app"'
             )
     config = flatten_dict(app.get("config", {}))
     mine = [text for text in overrides if text.lstrip().startswith("app.")]
@@ -110,7 +105,7 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
             "suspend_after": 0,
         },
         "model": {
-            "factory": "flstream.compat.flower.grid:initial_arrays",
+            "factory": "flstream.compat.flower.main:initial_arrays",
             "args": {**place, "component": components["serverapp"], "sites": sites},
             "build": "whole",
         },

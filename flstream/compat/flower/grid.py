@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
-import logging
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -20,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from safetensors import safe_open
 
-from flstream.client.seeding import seed_everything, start_seed
-from flstream.compat.flower import content, names, requests
-from flstream.compat.flower.messages import SERVER_NODE, Context, Error, Message
+from flstream.compat.flower import content, requests
+from flstream.compat.flower.messages import Error, Message
 from flstream.compat.flower.records import (
     Array,
     ArrayRecord,
@@ -31,16 +27,11 @@ from flstream.compat.flower.records import (
     unpack_records,
 )
 from flstream.compat.flower.requests import ModelOfRun
-from flstream.debugging import code_failed
-from flstream.errors import ModelError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
 from flstream.transport.messages import MessageChannel
-from flstream.worker.user_code import sentence
-
-log = logging.getLogger("flwr")
 
 ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
 
@@ -146,11 +137,6 @@ class Replies(UserList[Message]):
         self.grid, self.batches, self._messages = grid, batches, messages
 
     @property
-    def is_unseen(self) -> bool:
-        """Whether nobody has looked at them."""
-        return self.grid is not None
-
-    @property
     def data(self) -> list[Message]:
         """The replies, for which the sites are asked first where nobody has looked at them."""
         if self.grid is not None:
@@ -176,7 +162,10 @@ class AppGrid(Grid):
 
     Attributes:
         last: The model that the run was left with last.
+        stepped_by: The strategy whose moments lie beside it; None for none.
     """
+
+    stepped_by: object = None
 
     def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
         super().__init__(place)
@@ -402,54 +391,3 @@ class FirstArrays(Grid):
         """Take the first arrays of the messages, if there are any."""
         records = [record for m in messages for record in m.content.array_records.values()]
         raise CaughtError(records[0] if records else None)
-
-
-def _failed(error: BaseException) -> str:
-    return f"the ServerApp failed: {sentence(error, Path(__file__))}"
-
-
-def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
-    """Call the main function of a ServerApp."""
-    seed_everything(start_seed(place.seed, ""))
-    app = names.load_app(place.folder, place.component)
-    context = Context(grid.run_id, SERVER_NODE, {}, run_config=json.loads(place.config))
-    app(grid, context)
-
-
-def initial_arrays(**place: Any) -> dict[str, Any]:
-    """Return the arrays that a ServerApp begins with, as tensors by name (``model.factory``).
-
-    One that sends messages without any has a single number.
-    """
-    import torch
-
-    app = msgspec.convert(place, requests.AppPlace)
-    try:
-        run_main(FirstArrays(app), app)
-    except CaughtError as caught:
-        if caught.arrays is not None:
-            return {name: array.torch() for name, array in caught.arrays.items()}
-    except (Exception, SystemExit) as error:
-        if isinstance(error, SystemExit) and not error.code:
-            return {"none": torch.zeros(1)}
-        code_failed(error)
-        raise ModelError(f"{_failed(error)}; see model-builder.log") from error
-    return {"none": torch.zeros(1)}
-
-
-def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
-    """Run a ServerApp in this process to its end."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    grid = AppGrid(server, place)
-    try:
-        run_main(grid, place)
-    except RunOverError:
-        log.info("The run has ended early, as its job says")
-    except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            grid.end()
-            return
-        code_failed(error)
-        grid.end(f"{_failed(error)}; see serverapp.log")
-        return
-    grid.end()

@@ -10,7 +10,6 @@ from typing import Any
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import Learner
 from flstream.compat.flower import content, names
-from flstream.compat.flower.client_app import LEAST_WEIGHT
 from flstream.compat.flower.messages import SERVER_NODE, Context, Message, Metadata
 from flstream.compat.flower.program import ERROR, SENT
 from flstream.compat.flower.records import (
@@ -20,7 +19,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import node_id, run_id
+from flstream.compat.flower.requests import LEAST_WEIGHT, node_id, run_id
 from flstream.runs.summary import BESIDE_METRICS
 
 _STATE = "context.records"

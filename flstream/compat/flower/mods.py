@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flstream.compat.flower.client_app import ClientAppCallable
+from flstream.compat.flower.apps import ClientAppCallable
 from flstream.compat.flower.messages import Context, Error, Message
 from flstream.compat.flower.records import Array, ArrayRecord
 

@@ -18,13 +18,13 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in("records", "Array ArrayRecord ConfigRecord MetricRecord RecordDict")
 _MESSAGES = _in("messages", "Context DEFAULT_TTL Error Message MessageType Metadata")
-_CLIENT = _in("client_app", "Client ClientApp NumPyClient")
-_CALLABLES = _in("client_app", "ClientAppCallable Mod")
-_SERVER = {**_in("grid", "Grid"), **_in("server_app", "ServerApp")}
+_CLIENT = {**_in("apps", "ClientApp"), **_in("numpy_client", "NumPyClient")}
+_CALLABLES = _in("apps", "ClientAppCallable Mod")
+_SERVER = {**_in("grid", "Grid"), **_in("apps", "ServerApp")}
 _STRATEGIES = _in(
     "strategies",
     "Bulyan FedAdagrad FedAdam FedAvg FedAvgM FedMedian FedOpt FedProx FedTrimmedAvg FedYogi Krum "
-    "MultiKrum Result Strategy",
+    "MultiKrum Strategy",
 )
 _PRIVACY = _in(
     "privacy",
@@ -36,6 +36,7 @@ _UTILITIES = _in(
     "aggregate_arrayrecords aggregate_metricrecords config_to_str log_strategy_start_info "
     "sample_nodes validate_message_reply_consistency",
 )
+_RESULT = _in("aggregates", "Result")
 _ERRORS = _in("aggregates", "AggregationError InconsistentMessageReplies")
 _MODS = _in(
     "mods", "LocalDpMod adaptiveclipping_mod arrays_size_mod fixedclipping_mod message_size_mod"
@@ -61,8 +62,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     "server": _SERVER,
     "serverapp": _SERVER,
     "serverapp.exception": _ERRORS,
-    "serverapp.strategy": {**_STRATEGIES, **_PRIVACY},
-    "serverapp.strategy.result": _in("server_app", "Result"),
+    "serverapp.strategy": {**_STRATEGIES, **_PRIVACY, **_RESULT},
+    "serverapp.strategy.result": _RESULT,
     "serverapp.strategy.strategy_utils": _UTILITIES,
 }
 """By module of Flower, its names that are known here, each with its place."""
@@ -82,6 +83,7 @@ _REASONS = {
     **dict.fromkeys(
         ("run_simulation", "start_simulation"), "use flstream simulate with the app's folder"
     ),
+    "Client": "FitIns and FitRes are not there; derive it from NumPyClient, or use a ClientApp",
     "QFedAvg": "q-FedAvg is not there",
 }
 

@@ -24,7 +24,7 @@ SENT = "flower"
 ERROR = "flower_error"
 """Name of the code and the reason of a reply with an error."""
 
-_MAIN = "flstream.compat.flower.grid:serve_app"
+_MAIN = "flstream.compat.flower.main:serve_app"
 
 
 class AppArgs(WorkflowArgs):

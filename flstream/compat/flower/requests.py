@@ -14,6 +14,9 @@ Content = bytes
 CLIENT_APP_RAISED = 2
 """Code of Flower's for an exception of a ClientApp."""
 
+LEAST_WEIGHT = 1e-15
+"""Number that a weight of 0 becomes: an update's weight is above it."""
+
 _ID_BITS = 63
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from flstream.client.seeding import kept_generators
 from flstream.compat.flower.aggregates import (
     AggregationError,
+    Result,
     aggregate_arrayrecords,
     aggregate_metricrecords,
     distances,
@@ -25,9 +26,9 @@ from flstream.compat.flower.aggregates import (
     validate_message_reply_consistency,
     weights_of,
 )
-from flstream.compat.flower.client_app import ARRAYS, CONFIG, LEAST_WEIGHT
 from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, ReplyUpdate
 from flstream.compat.flower.messages import Message
+from flstream.compat.flower.numpy_client import ARRAYS, CONFIG
 from flstream.compat.flower.records import (
     ArrayRecord,
     ConfigRecord,
@@ -36,7 +37,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.server_app import Result
+from flstream.compat.flower.requests import LEAST_WEIGHT, Batch
 
 log = logging.getLogger("flwr")
 
@@ -191,8 +192,11 @@ class FedAvg(Strategy):
     _looks_first: ClassVar[bool] = False
     """Whether replies are looked at before they are aggregated."""
 
-    # Whether the last replies had arrays of the names and shapes that were sent, and whether it
-    # has moments, which a step of the server leaves beside the model.
+    _keeps_moments: ClassVar[bool] = False
+    """Whether its rule is a step of the server's that leaves moments beside the model."""
+
+    # Whether the last replies had arrays of the names and shapes that were sent, and whether
+    # moments of its own lie beside a model.
     _fit = _has_stepped = False
 
     def __init__(
@@ -322,7 +326,7 @@ class FedAvg(Strategy):
         batches = list(dict.fromkeys(replies.batches))
         if len(batches) != 1 or not batches[0].is_folded_unseen:
             return None
-        return replies.grid.fold(batches[0], rule=self._rule(server_round))
+        return self._fold(replies.grid, batches[0], server_round)
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
@@ -332,9 +336,8 @@ class FedAvg(Strategy):
         sites = [update.site for update in updates]
         is_twice = len(set(sites)) < len(sites)
         is_mixed = len({update.batch.number for update in updates}) > 1
-        rule = self._rule(server_round)
         if not self._fit or is_twice or is_mixed:
-            if rule:
+            if self._rule():
                 raise AggregationError(
                     f"{type(self).__name__} takes replies as they have come, with arrays of the "
                     "names and shapes that were sent; use FedAvg where they are changed"
@@ -343,15 +346,34 @@ class FedAvg(Strategy):
         own, weights = weights_of(contents, self.weighted_by_key), None
         if self._weighs and own != [update.weight for update in updates]:  # which the run knows
             weights = [max(weight, LEAST_WEIGHT) for weight in own]
-        return updates[0].grid.fold(updates[0].batch, sites, weights, rule)
+        return self._fold(updates[0].grid, updates[0].batch, server_round, sites, weights)
 
-    def _rule(self, server_round: int) -> tuple[str, dict[str, Any]] | None:
-        """Return the name and the arguments of a fold's rule; None for the weighted mean."""
-        if not self._rule_name:
-            return None
+    def _rule(self) -> str:
+        """Return the name of the rule by which arrays are folded; empty for the weighted mean."""
+        return self._rule_name
+
+    def _fold(
+        self,
+        grid: AppGrid,
+        batch: Batch,
+        server_round: int,
+        sites: list[str] | None = None,
+        weights: list[float] | None = None,
+    ) -> ArrayRecord:
+        """Fold updates by the strategy's rule, with moments of its own."""
+        if not (rule := self._rule()):
+            return grid.fold(batch, sites, weights)
+        begins = not self._has_stepped
+        if self._keeps_moments:
+            if not begins and grid.stepped_by is not self:
+                raise AggregationError(
+                    f"another strategy has folded since {type(self).__name__} did, so its moments "
+                    "are gone; run strategies that keep moments one after another"
+                )
+            grid.stepped_by, self._has_stepped = self, True
         arguments = {name: float(getattr(self, name)) for name in self._arguments}
-        begins, self._has_stepped = not self._has_stepped, True
-        return self._rule_name, {**arguments, "round": server_round, "begins": begins}
+        facts = {**arguments, "round": server_round, "begins": begins}
+        return grid.fold(batch, sites, weights, (rule, facts))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -388,11 +410,11 @@ class FedAvgM(FedAvg):
     """
 
     _arguments: ClassVar = {"server_learning_rate": 1.0, "server_momentum": 0.0}
-    _rule_name = "momentum"
+    _rule_name, _keeps_moments = "momentum", True
 
-    def _rule(self, server_round: int) -> tuple[str, dict[str, Any]] | None:
+    def _rule(self) -> str:
         is_mean = all(getattr(self, name) == value for name, value in self._arguments.items())
-        return None if is_mean else super()._rule(server_round)
+        return "" if is_mean else self._rule_name
 
 
 class FedOpt(FedAvg):
@@ -402,6 +424,7 @@ class FedOpt(FedAvg):
     ``beta_1`` and ``beta_2`` are the shares of the moments that stay, ``tau`` is the adaptivity.
     """
 
+    _keeps_moments = True
     _arguments: ClassVar = {"eta": 0.1, "eta_l": 0.1, "beta_1": 0.0, "beta_2": 0.0, "tau": 1e-3}
 
 

@@ -56,8 +56,8 @@ def test_settings_are_those_of_the_app_and_what_overrides_them(apps):
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
-        ("clientapp =", "client =", "has no clientapp"),
-        ("little_app.server_app:app", "little_app.server_app", "as its serverapp; name one such"),
+        ("clientapp =", "client =", "names no clientapp in"),
+        ("little_app.server_app:app", "little_app.server_app", "as its serverapp in"),
         ("[tool.flwr.app.config]", "[tool.flwr.app]\nconfig = 3\n[other]", "config] is a table"),
         ("[project]", "[project", "cannot be read"),
     ],

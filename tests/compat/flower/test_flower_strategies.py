@@ -87,6 +87,18 @@ class Both:
     np.testing.assert_allclose(both - before, STRATEGIES["FedAdam(eta=0.1)"], rtol=1e-9)
 
 
+def test_strategies_that_keep_moments_do_not_take_turns(apps):
+    turns = """
+class Turns:
+    def start(self, grid, initial_arrays, num_rounds):
+        both = FedAdam(), FedAdam()
+        for strategy in (*both, *both):
+            result = strategy.start(grid=grid, initial_arrays=initial_arrays, num_rounds=1)
+        return result
+"""
+    assert "so its moments are gone" in apps.run(server("Turns()", turns)).summary.error
+
+
 @pytest.mark.parametrize(
     ("strategy", "added"),
     # Of 1, 4, 9 and 16, the sums of squares to the nearest two are 73, 34, 74 and 193.

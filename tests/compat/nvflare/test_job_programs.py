@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flstream.cli.program import simulate_program
+from flstream.cli.simulate import simulate_program
 from flstream.compat.nvflare.program import run_program
 from flstream.errors import UsageError
 from flstream.recipe import arguments

@@ -1,4 +1,4 @@
-"""Models of Hugging Face and Lightning that are recorded: bits of whole ones."""
+"""Models of Hugging Face and Lightning whose tensors lie in files: bits of whole ones."""
 
 import json
 import sys
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from flstream.job import ModelSection
+from flstream.model import file_memory
 from flstream.model.checkpoint import unnamed_file
 from flstream.model.digests import body_digest
-from flstream.simulation.factory import meta_model, recorded_model, whole_model
+from flstream.simulation.factory import filed_model, meta_model, whole_model
 from flstream.simulation.module_init import ModuleByModule
 
 SMALL = {
@@ -83,13 +84,13 @@ def digest_of(weights, folder):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "lightning", "job", "lora"])
-def test_a_librarys_model_is_recorded_to_the_bits_of_a_whole_one(section, tmp_path, name):
-    whole, recorded = whole_model(section(name), 3), recorded_model(section(name), 3)
-    assert recorded.way == "tensor by tensor"
-    assert recorded.layout == whole.layout
-    if name != "lora":  # whose base is recorded, too
-        assert recorded.memory < recorded.layout.nbytes
-    assert digest_of(recorded.weights, tmp_path) == body_digest(whole.weights)
+def test_a_librarys_model_in_files_has_the_bits_of_a_whole_one(
+    section, tmp_path, monkeypatch, name
+):
+    monkeypatch.setattr(file_memory, "LEAST_BYTES", 1)
+    whole, filed = whole_model(section(name), 3), filed_model(section(name), 3, tmp_path)
+    assert (filed.way, filed.layout) == ("in files", whole.layout)
+    assert body_digest(filed.weights) == body_digest(whole.weights)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "lightning"])

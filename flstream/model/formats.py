@@ -81,7 +81,7 @@ class CheckpointFile:
         Raises:
             CheckpointError: A member of an archive is damaged.
         """
-        from flstream.model.formats.archives import check_members
+        from flstream.model.archives import check_members
 
         archives = (path for path in self.files if path.suffix.lower() in _ARCHIVES)
         return [*self.facts, *map(check_members, archives)]
@@ -103,7 +103,7 @@ def open_checkpoint(path: Path) -> CheckpointFile:
     if suffix == ".json":
         return _open_shards(path)
     if suffix in _ARCHIVES:
-        from flstream.model.formats.archives import open_npz, open_torch
+        from flstream.model.archives import open_npz, open_torch
 
         return open_npz(path) if suffix == ".npz" else open_torch(path)
     source = FileSource(path)

@@ -1,1 +1,0 @@
-"""Checkpoint formats: each is a source whose tensors are read range by range."""
