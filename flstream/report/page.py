@@ -1,4 +1,4 @@
-"""Page of one run or several, index of a folder of runs, and result in a notebook."""
+"""Page of one run or several, and result in a notebook."""
 
 from __future__ import annotations
 
