@@ -67,7 +67,7 @@ class _MappedStates:
             ctypes.CDLL(None).malloc_trim(0)
 
     def zeros_in_file(self) -> AbstractContextManager[Any]:
-        """Let torch make tensors of zeros in the file: a parameter's moments before its first step.
+        """Lay tensors of zeros, a parameter's moments before its first step, over the file.
 
         In memory they would be there beside what the step itself makes.
         """
