@@ -44,8 +44,7 @@ def test_the_job_learns_and_is_exported(jobs, job, libraries, tmp_path, more):
     assert (summary.best.round, summary.best.metric) == (3, "eval_loss")
     assert {name for each in summary.metrics for name in each if "loss" in name} == {"eval_loss"}
     export(directory.path, tmp_path / "out")
-    export(directory.path, tmp_path / "out.pt")
-    libraries(opens, tmp_path / "out", tmp_path / "out.pt", True)
+    libraries(opens, tmp_path / "out", directory.final_model, True)
 
 
 def test_a_model_that_is_neither_here_nor_on_the_hub_is_named(job):
