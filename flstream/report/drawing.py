@@ -26,7 +26,7 @@ INK, BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET = (
     f"var(--{name})"
     for name in ("ink", "blue", "vermilion", "green", "pink", "orange", "sky", "violet")
 )
-SERIES = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET)
+SERIES = (BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, VIOLET, INK)
 """Colours of compared runs, sites or keys, in order: those of Okabe and Ito (2008)."""
 
 _WIDTH, _HEIGHT, _TOP, _BOTTOM, _RIGHT = 420.0, 210.0, 12.0, 24.0, 12.0

@@ -29,6 +29,7 @@ from flstream.report.page import (
     runs_below,
     write_page,
 )
+from flstream.report.run_groups import series_color
 from flstream.report.run_record import read_run
 from flstream.report.text import path_labels
 from flstream.runs.run_directory import RunDirectory
@@ -335,6 +336,7 @@ def test_a_chart_has_the_eight_best_groups_and_the_details_of_many_runs_are_on_t
     page = Page(path.read_text())
     assert "lr=11.0, mean of 2 runs" in page.text
     assert "lr=3.0, mean of" not in page.text
+    assert len({series_color(place) for place in range(8)}) == 8
     assert "The 8 best of 11 are drawn" in page.text
     assert "are on the page of each run" in page.text
     assert page.by_name["lr=3.0"][0] == "2"
