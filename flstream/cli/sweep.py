@@ -127,8 +127,8 @@ def sweep(
             warned.setdefault(warning, []).append(point.name)
         if point.status == "failed":
             failed.setdefault(point.error, []).append(point)
-    for warning, points_warned in warned.items():
-        typer.echo(f"warning: {brief_names(points_warned)}: {warning}", err=True)
+    for warning, names_warned in warned.items():
+        typer.echo(f"warning: {brief_names(names_warned)}: {warning}", err=True)
     for error, points in failed.items():
         names = brief_names([point.name for point in points])
         report_error(f"{names}: {error}\n  in {whole.directory(points[0]).path}")

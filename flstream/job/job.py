@@ -262,7 +262,7 @@ class Job(Section):
 
     @property
     def straggler_reason(self) -> str:
-        """Why a round went on without a site, in the words of the job's keys."""
+        """Reason why a round went on without a site, which names the key that decides it."""
         if self.stragglers.is_on:
             return f"the round went on without it (stragglers.policy = {self.stragglers.policy})"
         waited = f"{self.clients.wait_after_min or 0:g} s"

@@ -136,7 +136,7 @@ class ModelStore:
         return stored.source
 
     def record(self, model: Model) -> ModelRecord:
-        """What the journal says of a model."""
+        """Return the record of a model in the journal."""
         return self._models[model.version].record
 
     def has_file(self, model: Model) -> bool:

@@ -124,7 +124,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; fail or requeue its sites where the process is lost."""
+        """Do a task, whose sites fail or are queued again if the process is lost."""
         settled: set[str] = set()
 
         def report(callback: Callback, *sites: str) -> None:

@@ -50,8 +50,9 @@ def alone(sweeps, name, *overrides):
 
 @first_and_nightly("seeds", [1, 9])
 def test_each_run_has_the_bits_of_a_run_by_itself(sweeps, seeds):
-    sweep = sweeps.sweep("train.args.lr=1,2", seeds=seeds)
+    sweep = sweeps.sweep("train.args.lr=1,2,3", seeds=seeds)
     assert not sweep.run(parallel=2)
+    assert len(digests(sweep)) == 3 * seeds
     for point in sweep.record.points:
         overrides = [f"train.args.lr={point.values['train.args.lr']}", f"seed={point.seed}"]
         assert digests(sweep)[point.name] == alone(sweeps, f"alone-{point.name}", *overrides)
