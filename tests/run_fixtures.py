@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from flstream.runs.resume import ResumePoint, plan_resume
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
 from flstream.simulation.launcher import Listener, simulate
+from flstream.telemetry import memory
 from flstream.telemetry.events import AnyEvent, ProcessReady
 from flstream.telemetry.memory import MemorySampler
 
@@ -51,8 +53,10 @@ A test overrides it with the fixture ``processes``.
 
 
 # For bases of models; what a test starts itself, such as a browser, keeps its own.
-_CACHE = tempfile.TemporaryDirectory(prefix="flstream-cache-")
-atexit.register(_CACHE.cleanup)
+_FOLDER = tempfile.TemporaryDirectory(prefix="flstream-cache-")
+atexit.register(_FOLDER.cleanup)
+CACHE = _FOLDER.name
+"""Folder in which the processes of tests keep bases of models."""
 
 
 class Run(NamedTuple):
@@ -72,7 +76,7 @@ class SharedHost(ProcessHost):
     """
 
     def __init__(self, imports: Path = COMMON_IMPORTS, **variables: str) -> None:
-        super().__init__({SOURCE: str(imports), "XDG_CACHE_HOME": _CACHE.name, **variables})
+        super().__init__({SOURCE: str(imports), "XDG_CACHE_HOME": CACHE, **variables})
 
     def prepare(self, variables: Mapping[str, str]) -> None:
         """Keep to the variables of the first job, and to the imports of this host."""
@@ -214,7 +218,10 @@ class Jobs(NamedTuple):
                 listener(event, sampler)
 
         host = None if job.engine.is_inline else self.host_for(job)
-        summary = simulate(job, directory, listen, point, host)
+        # A fifth of the time of a run goes into samples of a memory that is not its own.
+        interval = 1.0 if job.engine.is_inline else memory.INTERVAL
+        with patch.object(memory, "INTERVAL", interval):
+            summary = simulate(job, directory, listen, point, host)
         # The kernel may still be taking down one that was killed.
         _, alive = psutil.wait_procs(processes, timeout=10)
         assert alive == []

@@ -10,13 +10,13 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from run_fixtures import CACHE, INLINE, share_host, shared_host_for
 from safetensors.torch import load_file
 from training_scripts import QUIET
 
 import flstream.client as flare
 from flstream.client.base import meta_module
 from flstream.client.seeding import seed_everything
-from flstream.engines.processes import ProcessHost
 from flstream.errors import ClientError, ModelError, UsageError
 from flstream.job import JobError
 from flstream.job.model_section import BaseSection
@@ -133,11 +133,13 @@ def script(build="build", mistake="pass"):
 
 
 @pytest.fixture(autouse=True)
-def bases(tmp_path, monkeypatch):
-    """The folder of bases of the test's own."""
+def bases(monkeypatch):
+    """The folder of bases, which is empty; it is that of the processes of tests, too."""
     monkeypatch.setattr(sys, "path", list(sys.path))  # a factory's folder is put in front
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return bases_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", CACHE)
+    shutil.rmtree(bases_folder(), ignore_errors=True)
+    yield bases_folder()
+    shutil.rmtree(bases_folder(), ignore_errors=True)
 
 
 def built(folder):
@@ -161,16 +163,16 @@ def test_bits_are_those_of_a_base_of_each_sites_own(jobs, bases, sharing):
     assert alone.summary.model.base_bytes is not facts.base_bytes
 
 
-def test_processes_and_ranks_and_the_evaluator_map_it_and_end_in_equal_bits(
-    jobs, jobs_of_their_own, bases
-):
-    inline = jobs.run(script(), BASE, model=MODEL).summary
+@pytest.mark.usefixtures("processes")
+def test_processes_and_ranks_and_the_evaluator_map_it_and_end_in_equal_bits(jobs, bases):
     (jobs.folder / "score.py").write_text(script())
     command = ["train.command=python", "evaluate.at=server", "evaluate.script=score.py"]
-    for options in ([], command):
-        summary = jobs_of_their_own.run(script(), BASE, *options, model=MODEL).summary
-        assert summary.status == "finished", summary.error
-        assert summary.model.digest == inline.model.digest
+    for options in ([], ["clients.count=1", *command]):
+        run = jobs.run(script(), BASE, *options, model=MODEL).summary
+        assert run.status == "finished", run.error
+        alone = options[:1]  # of its interpreters, each of which imports torch
+        inline = jobs.run(script(), BASE, *alone, *INLINE, model=MODEL).summary
+        assert run.model.digest == inline.model.digest
     assert len(list(bases.glob("*.safetensors"))) == 1
 
 
@@ -219,8 +221,8 @@ def test_a_base_that_changed_is_refused_by_both_digests(jobs):
     assert more.summary.model == whole.summary.model
 
 
-def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs_of_their_own, bases):
-    jobs = jobs_of_their_own
+@pytest.mark.usefixtures("processes")
+def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs, bases):
     jobs.folder.joinpath("kill").touch()
     run = jobs.run(script(), BASE, QUIET, model=MODEL)
     assert "builds the base (model.base) was killed by SIGKILL" in run.summary.error
@@ -235,20 +237,21 @@ def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs_of_their_own
     assert file.stat().st_mtime > 0  # so that it is not deleted as one that no run uses
 
 
-def test_two_runs_at_once_share_one_file(jobs_of_their_own, bases):
-    jobs = jobs_of_their_own
+@pytest.mark.usefixtures("processes")
+def test_two_runs_at_once_share_one_file(jobs, bases):
     job = jobs.make(script(), BASE, QUIET, model=MODEL)
-    with ThreadPoolExecutor() as pool, ProcessHost.of(job) as one, ProcessHost.of(job) as other:
+    with ThreadPoolExecutor() as pool, shared_host_for(job) as host:
         from flstream.simulation.process_call import ProcessCall
         from flstream.telemetry.events import BaseReady
 
         target = "flstream.simulation.base_builder:built_here"
-        calls = [ProcessCall(host, "base", BaseReady, target, job) for host in (one, other)]
+        calls = [ProcessCall(host, "base", BaseReady, target, job) for _ in range(2)]
         digests = {result.digest for result in pool.map(ProcessCall.result, calls)}
     assert [path.stem for path in bases.glob("*.safetensors")] == [*digests]
 
 
-def test_validate_says_its_size_and_builds_none(jobs, bases):
+def test_validate_says_its_size_and_builds_none(jobs, bases, monkeypatch):
+    share_host(monkeypatch)
     job = jobs.make(script(), BASE, model=MODEL)
     probe, need = check_job(job, jobs.folder / "job.conf")
     assert probe.layout.names == ["adapter.weight"]
@@ -331,13 +334,13 @@ def test_a_module_that_differs_on_the_meta_device_is_refused(tmp_path):
         meta_module(BaseSection(factory=f"{tmp_path}/m.py:number"), {})
 
 
-def test_a_node_of_a_cluster_builds_the_servers_base_or_none(jobs_of_their_own, tmp_path):
-    jobs, log = jobs_of_their_own, tmp_path / "builder.log"
-    job = jobs.make(script(), BASE, model=MODEL)
+@pytest.mark.usefixtures("processes")
+def test_a_node_of_a_cluster_builds_the_servers_base_or_none(jobs, tmp_path):
+    log, job = tmp_path / "builder.log", jobs.make(script(), BASE, model=MODEL)
     digest = jobs.run(script(), BASE, QUIET, model=MODEL).summary.model.base_digest
     shutil.rmtree(bases_folder())
     target = "flstream.simulation.base_builder:build_for_node"
-    with ProcessHost.of(job) as host:
+    with shared_host_for(job) as host:
         codes = [
             host.start("builder", target, job.with_base(expected), log).exit_code(60.0)
             for expected in (digest, "0" * 32)

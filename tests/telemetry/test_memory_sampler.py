@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from multiprocessing import get_context
 
@@ -101,13 +102,15 @@ def test_what_a_process_shares_with_one_forked_since_it_was_read_is_not_counted_
                 assert before <= tick(sampler, reads=reads)[0] < before + 32 * MIB
 
 
-def test_between_two_readings_growth_counts_but_for_pages_of_files(tmp_path):
-    path = tmp_path / "checkpoint"
-    path.write_bytes(b"1" * 64 * MIB)
+def test_between_two_readings_growth_counts_but_for_pages_of_files():
     sampler = MemorySampler()
     sampler.watch("this", os.getpid())
-    before = tick(sampler, reads=True)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as pages:
+    with tempfile.TemporaryFile(dir="/var/tmp") as file:  # on a disk
+        file.write(b"1" * 64 * MIB)
+        file.flush()
+        before = tick(sampler, reads=True)
+        pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with pages:
         assert pages[:: mmap.PAGESIZE].count(b"1") == 64 * MIB // mmap.PAGESIZE
         mapped = tick(sampler, reads=False)
     with mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
