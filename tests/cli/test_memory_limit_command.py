@@ -20,7 +20,7 @@ MORE = "2GiB"
 NOTES_GROUPS = """\
 import os, re
     groups, pid = [], os.getpid()
-    while True:
+    while "FLSTREAM_MEMORY_GROUP" in os.environ:
         status = open(f"/proc/{pid}/status").read()
         groups.append(open(f"/proc/{pid}/cgroup").read())
         if pid == int(os.environ["FLSTREAM_MEMORY_GROUP"].split()[0]):
@@ -83,7 +83,9 @@ def simulate(job, run, *words, status=0):
 
 
 @pytest.mark.usefixtures("no_group_left")
-def test_all_processes_of_a_run_are_in_a_group_which_is_gone_in_the_end(write_job, tmp_path):
+def test_all_processes_of_a_run_are_in_a_group_which_is_gone_in_the_end(
+    flstream_here, write_job, tmp_path
+):
     job = write_job(NOTES_GROUPS, "memory_limit = 1 GiB")
     summary, _ = simulate(job, tmp_path / "limited")
     for site in ("site-1", "site-2"):
@@ -93,22 +95,12 @@ def test_all_processes_of_a_run_are_in_a_group_which_is_gone_in_the_end(write_jo
         assert len(noted) >= 5  # worker, fork server, server, fork server, launcher
         assert len(set(noted)) == 1
         assert "/flstream-" in noted[0]
-    plain, _ = simulate(write_job_beside(job), tmp_path / "plain")
-    assert summary["model"]["digest"] == plain["model"]["digest"]
     memory = summary["memory"]
     assert 50 << 20 < memory["group_peak_anonymous"] < memory["group_peak"] <= 1 << 30
+    how = ("--engine", "inline", "--set", "memory_limit=null", "--run-dir", "plain", "--json")
+    plain = json.loads(flstream_here("simulate", job, *how).stdout)
+    assert summary["model"]["digest"] == plain["model"]["digest"]
     assert "group_peak" not in plain["memory"]
-
-
-def write_job_beside(job: Path) -> Path:
-    """Write the same job without what notes groups, and without a limit."""
-    folder = job.parent.with_name("plain-job")
-    folder.mkdir()
-    for name in ("model.py", "client.py", "job.conf"):
-        text = (job.parent / name).read_text()
-        text = text.replace("memory_limit = 1 GiB", "").replace(NOTES_GROUPS, "pass")
-        (folder / name).write_text(text)
-    return folder / "job.conf"
 
 
 @pytest.mark.usefixtures("no_group_left")
@@ -121,9 +113,8 @@ def test_a_site_killed_at_the_limit_is_named_and_a_higher_one_resumes_the_run(wr
         assert part in summary["error"]
     assert summary["failures"][0]["signal"] == "SIGKILL"
     assert summary["memory"]["group_peak"] <= 700 << 20
-    resumed, _ = simulate(job, run, "--memory-limit", MORE, "--resume")
-    plain, _ = simulate(job, tmp_path / "plain")
-    assert resumed["model"]["digest"] == plain["model"]["digest"]
+    resumed, _ = simulate(job, run, "--memory-limit", MORE, "--resume", "--engine", "inline")
+    assert (resumed["status"], resumed["rounds_completed"]) == ("finished", 2)
 
 
 @pytest.mark.usefixtures("no_group_left")
@@ -171,7 +162,7 @@ def test_a_group_that_a_killed_launcher_has_left_goes_with_the_resumed_run(
     process.communicate(timeout=60)
     assert own_groups() - before == left
     (tmp_path / "begun").unlink()
-    summary, _ = simulate(job, run, "--resume", *words)
+    summary, _ = simulate(job, run, "--resume", "--engine", "inline", *words)
     assert summary["status"] == "finished"
 
 
@@ -190,11 +181,13 @@ def test_a_stop_while_a_limited_run_starts_leaves_no_group(write_job, tmp_path, 
 
 
 @pytest.mark.usefixtures("no_group_left")
-def test_mistakes_of_a_limited_job_leave_no_group_and_keep_their_exit_status(write_job, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "file").touch()
-    _, errors = simulate(write_job(), tmp_path / "run", "--memory-limit", MORE, status=2)
-    assert "is not empty" in errors
+def test_mistakes_of_a_limited_job_leave_no_group_and_keep_their_exit_status(
+    flstream_here, write_job
+):
+    job = write_job()
+    done = flstream_here("simulate", job, "--memory-limit", MORE, "--run-dir", job.parent)
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
 
 
 @pytest.mark.usefixtures("no_group_left")

@@ -237,7 +237,7 @@ SHIPPED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 BY_PROCESSOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "digits": ("rounds=2",),
-        "virtual": ("rounds=5",),
+        "virtual": ("rounds=3", "clients.count=200", "clients.per_round=40"),
         "script": ("rounds=3",),
         "digits, whole": (),
         "virtual, whole": (),

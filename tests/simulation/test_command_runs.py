@@ -7,7 +7,6 @@ import sys
 
 import psutil
 import pytest
-from nightly_cases import first_and_nightly
 from training_scripts import kills_site, noisy, of_kind
 
 from flstream.telemetry.events import ProcessReady, SitePhaseChanged
@@ -49,7 +48,7 @@ from flstream.telemetry.memory_group import LimitKills
 LimitKills.clause = lambda self, remedy: f", as memory_limit was reached{remedy}"
 RANK = (
     "import os, socket; worker = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); "
-    "worker.connect(os.environ['FLSTREAM_COMMAND'] + '/s'); worker.send(b'1')"
+    "worker.connect(os.environ['FLSTREAM_COMMAND'] + '/s'); worker.send(b'0'); worker.recv(1)"
 )
 reasons = []
 for words in (
@@ -107,7 +106,8 @@ def test_a_run_that_is_stopped_leaves_no_process_of_a_command(jobs):
     assert psutil.wait_procs(processes, timeout=20)[1] == []
 
 
-@first_and_nightly("time", range(10))
+@pytest.mark.nightly
+@pytest.mark.parametrize("time", range(10))
 def test_a_rank_of_torchrun_that_raises_is_named_each_time(jobs, time):
     run = jobs.run(RANKS % "    {}['missing'] if rank == 1 else None", "clients.count=1", TORCHRUN)
     assert "rank 1: client.py, line 15 raised KeyError: 'missing'" in run.summary.error

@@ -197,11 +197,10 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_site_whose_code_closes_all_descriptors_is_lost_at_once(jobs_of_their_own):
+def test_a_site_whose_code_closes_all_descriptors_is_lost_at_once(jobs):
     script = adding({("site-2", 2): "os.closerange(3, 256)"})
     how = ["clients.round_timeout=100 s", "clients.min_updates=1", "rounds=2", QUIET]
-    run = jobs_of_their_own.run(script, *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = finished(jobs.run(script, *how))
     [failure] = run.summary.failures
     assert (failure.site, failure.exit_status) == ("site-2", 3)
 

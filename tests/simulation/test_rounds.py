@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from run_fixtures import shared_host_for
 from safetensors import safe_open
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, cohorts, noisy, of_kind, plain
@@ -224,10 +225,11 @@ def test_the_script_gets_its_arguments_and_knows_its_site_and_its_job_runs_again
     assert simulate(again, directory).model.digest == run.summary.model.digest
 
 
-def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path):
+def test_the_server_stays_small_and_a_client_holds_one_model(tmp_path, fork_server):
     size = 96 << 20
     job = load_job(EXCHANGE, [f"model.args.size={size}", "clients.count=2", "rounds=2"])
-    summary = simulate(job, RunDirectory.create(job.name, tmp_path / "run"))
+    directory = RunDirectory.create(job.name, tmp_path / "run")
+    summary = simulate(job, directory, host=shared_host_for(job))
     assert summary.status == "finished", summary.error
     server = summary.memory.server
     assert server.idle_rss > 0

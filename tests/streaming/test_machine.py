@@ -579,7 +579,10 @@ def zygote():
 @pytest.mark.usefixtures("zygote")
 @pytest.mark.hypothesis
 def test_whatever_befalls_a_transfer_its_bits_are_right_or_an_error_names_the_peer():
-    how = settings(stateful_step_count=8, suppress_health_check=list(HealthCheck))  # it may be slow
+    # What each liar, fault and refusal comes to is tested below, so that some examples do by day.
+    most = settings().max_examples
+    examples = {"max_examples": most if most > 25 else 10, "stateful_step_count": 8}
+    how = settings(**examples, suppress_health_check=list(HealthCheck))  # it may be slow
     run_state_machine_as_test(Transfers, settings=how)
 
 
