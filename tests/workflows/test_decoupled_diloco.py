@@ -124,11 +124,10 @@ def test_a_run_whose_server_is_killed_ends_in_the_same_bits_and_times(jobs, undi
     assert timeline(resumed) == timeline(undisturbed)
 
 
-@pytest.mark.parametrize("how", [[], [PROCESSES, "clients.parallel=2"]])
-def test_a_learner_that_is_several_outer_steps_late_keeps_its_moments(jobs, how):
+def test_a_learner_that_is_several_outer_steps_late_keeps_its_moments(jobs):
     rate = 'model={factory="model:Net"}', decoupled("quorum=1, inner_steps=2")
     script = SCRIPT.replace("examples=1 + ", "examples=1 + 3 * ")
-    run = finished(jobs.run(script, VIRTUAL, QUIET, *rate, "rounds=9", *how, model=NET))
+    run = finished(jobs.run(script, VIRTUAL, QUIET, *rate, "rounds=9", model=NET))
     started = [record.round for record in records(run) if record.request.endswith("site-2)")]
     assert started == [1, 4, 8]
     assert "new moments" not in (run.directory.site("site-2") / "log.txt").read_text()

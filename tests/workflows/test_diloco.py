@@ -151,12 +151,6 @@ def test_one_inner_step_with_an_outer_step_to_the_mean_is_fedavg(train):
     assert results(train(args)) == results(train("", kind="fedavg", script=ONE_STEP))
 
 
-def test_one_fragment_without_overlap_is_plain(train):
-    assert results(train("inner_steps=4, fragments=1, overlap=0")) == results(
-        train("inner_steps=4")
-    )
-
-
 BOTH = "inner_steps=6, fragments=3, overlap=1"
 
 
@@ -241,7 +235,6 @@ while flare.is_running():
 """
 
 
-@pytest.mark.parametrize("how", [[], [PROCESSES], [PROCESSES, "clients.parallel=1"]])
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -249,10 +242,10 @@ while flare.is_running():
         ("inner_steps=4, fragments=2", "(fragments = 1)"),
     ],
 )
-def test_a_script_that_keeps_no_replica_is_told_to(jobs, args, words, how):
+def test_a_script_that_keeps_no_replica_is_told_to(jobs, args, words):
     workflow = f"workflow={{type=diloco, args={{{args}}}}}"
     counts = ["clients.count=2", "rounds=3", 'model.factory="model:Net"']
-    run = jobs.run(PLAIN, QUIET, *counts, workflow, *how, model=MODEL)
+    run = jobs.run(PLAIN, QUIET, *counts, workflow, model=MODEL)
     assert run.summary.status == "failed"
     assert "flare.outer_steps" in run.summary.error
     assert words in run.summary.error

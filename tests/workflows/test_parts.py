@@ -77,8 +77,10 @@ model = run.fold(model, updates)
 """
 
 
-@pytest.mark.parametrize("is_read", [False, True])
-@pytest.mark.parametrize("workers", [[], [PROCESSES], [PROCESSES, "clients.parallel=1"]])
+@pytest.mark.parametrize(
+    ("workers", "is_read"),
+    [([], False), ([], True), ([PROCESSES], False), ([PROCESSES, "clients.parallel=1"], True)],
+)
 def test_sites_are_sent_some_tensors_and_send_others_back(parted, flows, workers, is_read):
     run = parted(BLOCKS.format(is_read=is_read), "rounds=2", "clients.count=3", *workers)
     first, second, third = models(run, 2)
@@ -152,12 +154,12 @@ def flow(run):
 def test_parts_of_models_pass_codecs_to_the_same_bits_anywhere(parted, codecs):
     settings = ["rounds=3", "clients.count=3", f"streaming.codecs={{{codecs}}}"]
     inline = parted(CODED, *settings)
-    for how in ([PROCESSES], [PROCESSES, "clients.parallel=1"]):
-        assert results(parted(CODED, *settings, *how)) == results(inline)
+    other = parted(CODED, *settings, PROCESSES, "clients.parallel=1")
+    assert results(other) == results(inline)
 
 
 def test_an_exact_codec_leaves_the_bits_of_parts(parted):
-    settings = ["rounds=3", "clients.count=2", PROCESSES]
+    settings = ["rounds=3", "clients.count=2"]
     exact = "streaming.codecs={up=[delta, shuffle, zstd], down=[delta, shuffle, zstd]}"
     assert results(parted(CODED, *settings, exact)) == results(parted(CODED, *settings))
 
@@ -289,10 +291,7 @@ def test_codecs_that_compare_need_send_in_the_training_before(parted, flows):
     assert "keeps no file for streaming.codecs to compare with" in run.summary.error
 
 
-@pytest.mark.parametrize("how", [[], [PROCESSES]])
-def test_late_tensors_that_no_code_takes_fail_the_site(flows, how):
-    (flows.jobs.folder / "parts.py").write_text(textwrap.dedent(MODEL))
-    settings = [QUIET, FACTORY, *THREE, *how]
-    run = flows.run(OVERLAPPED, *settings, script=REPLICA)
+def test_late_tensors_that_no_code_takes_fail_the_site(parted, flows):
+    run = flows.run(OVERLAPPED, QUIET, FACTORY, *THREE, script=REPLICA)
     assert run.summary.status == "failed"
     assert "has no update" in run.summary.error or "without them" in run.summary.error

@@ -33,7 +33,7 @@ def timeline(run):
     return rows
 
 
-HOWS = [[PROCESSES, "clients.parallel=1"], [PROCESSES, "clients.parallel=2"], [PROCESSES]]
+HOWS = [[PROCESSES, "clients.parallel=2"], [PROCESSES]]
 
 
 @pytest.mark.parametrize("kind", [[BUFFER], OVER, [BUFFER, LARGE]], ids=["buffer", "over", "large"])
@@ -345,13 +345,13 @@ def test_a_policy_goes_for_swarm_whose_updates_then_pass_by_the_server(jobs, eng
 
 
 def test_on_the_wall_the_first_answers_count_and_the_rest_is_not_waited_for(jobs):
-    waits = "import threading\nif site == 'site-3': threading.Event().wait(60)"
+    waits = "import threading\nif site == 'site-3': threading.Event().wait(600)"
     how = ["clients.count=3", "clients.per_round=2", PROCESSES, "rounds=1"]
     run = finished(jobs.run(noisy(waits), *how, OVER[1]))
     [failure] = run.summary.failures
     assert failure.site == "site-3"
     assert failure.reason.endswith("(stragglers.policy = over_selection)")
-    assert run.summary.wall_seconds < 50
+    assert run.summary.wall_seconds < 500
 
 
 def test_the_journal_has_no_times_on_the_wall(jobs):
