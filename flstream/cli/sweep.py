@@ -102,15 +102,15 @@ def sweep(
         axes[key] = values
     pairs = [parse_variant(text) for text in variants or ()]
     options = {"clients.count": clients, "rounds": rounds}
-    given = [*(overrides or ()), *(f"{key}={it}" for key, it in options.items() if it is not None)]
-    for setting in given:
+    fixed = [*(overrides or ()), *(f"{key}={it}" for key, it in options.items() if it is not None)]
+    for setting in fixed:
         if (key := setting.partition("=")[0].strip()) in keys_of(pairs, axes):
             raise UsageError(f"{key}: it is varied, and set to one value; leave one out")
 
     def job_of(point: Point, part: int | None) -> Job:
         varied = [f"{key}={value}" for key, value in point.values.items()]
         settings = {**engine_settings(engine), "seed": point.seed, "rounds": part}
-        return load_job(job, [*given, *varied], settings)
+        return load_job(job, [*fixed, *varied], settings)
 
     command = shlex.join(["flstream", *sys.argv[1:]])
     whole = Sweep(run_dir, job_of, axes, seeds, variants=pairs, prune=prune, command=command)

@@ -319,7 +319,7 @@ def test_groups_of_runs_have_their_mean_and_spread_and_a_csv_file(tmp_path):
     head = next(row for row in page.rows if row[0] == "group")
     column = head.index("last accuracy") - 1
     assert "best accuracy" in head
-    assert page.source.count('<tr class=best><th class=name scope=row>') == 1
+    assert page.source.count("<tr class=best><th class=name scope=row>") == 1
     assert ": 6 runs side by side" in page.text
     assert page.by_name["lr=1.0"][column : column + 2] == ["0.1010", "0.0010"]
     assert page.by_name["lr=0.1"][0] == "3"
