@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import UsageError
@@ -68,7 +67,7 @@ class SweepResult(Sequence[RunResult]):
 @checked
 def sweep(
     job: str | Path | FedJob,
-    vary: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    vary: Mapping[str, Sequence[Any]] | None = None,
     *,
     variants: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
@@ -81,7 +80,7 @@ def sweep(
 
     Args:
         job: Path of a job file or of the folder with its ``job.conf``; or a recipe, or a job.
-        vary: Values to try, by dotted key of the job file.
+        vary: Values to try, by dotted key of the job file; None for none.
         variants: Settings that belong together, by dotted key; each runs with all values to try.
         seeds: Runs of each setting: with the job's seed, +1, +2, and so on.
         parallel: Number of runs at a time.
@@ -102,15 +101,15 @@ def sweep(
 
     def job_of(point: Point, part: int | None) -> Job:
         own = {"seed": point.seed, "rounds": part}
-        values = {**settings, **point.values, **own}
+        parts = [*settings.items(), *point.values.items(), *own.items()]
+        values = {key: value for key, value in parts if value is not None}
         if not isinstance(job, FedJob):
             return load_job(job, (), values)
-        named = {key: value for key, value in values.items() if value is not None}
         root = Path("runs") if env is None else env.workspace_root
-        return job.resolve(named, root / "models")[0]
+        return job.resolve(values, root / "models")[0]
 
     folder = None if run_dir is None else Path(run_dir)
-    whole = Sweep(folder, job_of, vary, seeds, variants=variants, prune=prune)
+    whole = Sweep(folder, job_of, vary or {}, seeds, variants=variants, prune=prune)
     console = make_console()
     console.quiet = env is not None and env.quiet
 
