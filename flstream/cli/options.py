@@ -30,6 +30,14 @@ Overrides = Annotated[
         help="Override a key of the job file, such as clients.count=4. May be repeated.",
     ),
 ]
+Clients = Annotated[
+    int | None,
+    typer.Option("-n", "--clients", metavar="N", help="The same as --set clients.count=N."),
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option("-r", "--rounds", metavar="N", help="The same as --set rounds=N."),
+]
 Engine = Annotated[
     str | None,
     typer.Option(

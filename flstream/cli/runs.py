@@ -24,6 +24,7 @@ def runs(
     from flstream.report.running import may_go_on
     from flstream.report.text import resume_command
     from flstream.report.views import runs_table
+    from flstream.sweep.record import sweep_command
 
     records = newest_first([read_run(path, is_one_of_many=True) for path in runs_below(folder)])
     console = make_console()
@@ -31,5 +32,6 @@ def runs(
     unfinished = [run for run in records if run.status != "running" and may_go_on(run.summary)]
     if unfinished:
         console.print()
-    for run in unfinished:
-        console.out(f"resume with: {resume_command(run.path)}")
+    commands = (sweep_command(run.path.parent) or resume_command(run.path) for run in unfinished)
+    for command in dict.fromkeys(commands):
+        console.out(f"resume with: {command}")

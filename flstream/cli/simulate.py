@@ -17,10 +17,12 @@ from flstream.cli.options import (
     FAILED,
     STOPPED,
     AsJson,
+    Clients,
     Engine,
     JobPath,
     Overrides,
     Quiet,
+    Rounds,
     engine_settings,
 )
 from flstream.telemetry import MEMORY_GROUP
@@ -35,14 +37,8 @@ _MOST_READ = 1 << 20
 def simulate(
     job: JobPath,
     overrides: Overrides = None,
-    clients: Annotated[
-        int | None,
-        typer.Option("-n", "--clients", metavar="N", help="The same as --set clients.count=N."),
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option("-r", "--rounds", metavar="N", help="The same as --set rounds=N."),
-    ] = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(

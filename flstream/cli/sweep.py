@@ -13,10 +13,12 @@ from flstream.cli.options import (
     FAILED,
     STOPPED,
     AsJson,
+    Clients,
     Engine,
     JobPath,
     Overrides,
     Quiet,
+    Rounds,
     engine_settings,
 )
 from flstream.errors import UsageError
@@ -32,13 +34,19 @@ def sweep(
             help="A key of the job file with values to try. May be repeated: all combinations run.",
         ),
     ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            metavar="KEY=A,KEY=B",
+            help="Settings that belong together, such as workflow.type=scaffold,train.args.lr=0.1. "
+            "May be repeated: each runs with all values of --vary. '' is the job as it is.",
+        ),
+    ] = None,
     seeds: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, help="Runs of each setting: the job's seed, +1, +2, ..."),
+        int, typer.Option(metavar="N", help="Runs of each setting: the job's seed, +1, +2, ...")
     ] = 1,
-    parallel: Annotated[
-        int, typer.Option(metavar="P", min=1, help="Number of runs at a time.")
-    ] = 1,
+    parallel: Annotated[int, typer.Option(metavar="P", help="Number of runs at a time.")] = 1,
     prune: Annotated[
         bool,
         typer.Option(
@@ -48,6 +56,8 @@ def sweep(
         ),
     ] = False,
     overrides: Overrides = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(
@@ -66,32 +76,44 @@ def sweep(
     sweep.json, table.csv and table.json (mean and spread of each setting), report.html, and a run
     directory for each run.
 
-    The same command again goes on where it was cut off, and tries failed runs again.
+    The same command again goes on where it was cut off, and tries failed runs again. With more
+    values or fewer, it runs what is missing.
     """
+    import shlex
+    import sys
+
     from flstream.job import Job, load_job
     from flstream.report.console import make_console, print_tables, report_error
     from flstream.report.text import counted, shown_path
-    from flstream.sweep.grid import Point, parse_axis
+    from flstream.sweep.grid import Point, keys_of, parse_axis, parse_variant
     from flstream.sweep.record import PointRecord
     from flstream.sweep.results import best_line, point_line, sweep_table, table_json, write_results
     from flstream.sweep.running import Sweep, SweepProgress
     from flstream.text import brief_names
 
+    if min(seeds, parallel) < 1:
+        option, number = ("--seeds", seeds) if seeds < 1 else ("--parallel", parallel)
+        raise UsageError(f"{option} {number}: give at least 1")
     axes = dict[str, list[str]]()
     for text in vary or ():
         key, values = parse_axis(text)
         if key in axes:
             raise UsageError(f"--vary {text}: {key} is varied twice; give all its values at once")
-        if twice := [it for it in overrides or () if it.partition("=")[0].strip() == key]:
-            raise UsageError(f"--vary {text}: --set {twice[0]} gives {key}, too; leave one out")
         axes[key] = values
+    pairs = [parse_variant(text) for text in variants or ()]
+    options = {"clients.count": clients, "rounds": rounds}
+    fixed = [*(overrides or ()), *(f"{key}={it}" for key, it in options.items() if it is not None)]
+    for setting in fixed:
+        if (key := setting.partition("=")[0].strip()) in keys_of(pairs, axes):
+            raise UsageError(f"{key}: it is varied, and set to one value; leave one out")
 
-    def job_of(point: Point, rounds: int | None) -> Job:
+    def job_of(point: Point, part: int | None) -> Job:
         varied = [f"{key}={value}" for key, value in point.values.items()]
-        settings = {**engine_settings(engine), "seed": point.seed, "rounds": rounds}
-        return load_job(job, [*(overrides or ()), *varied], settings)
+        settings = {**engine_settings(engine), "seed": point.seed, "rounds": part}
+        return load_job(job, [*fixed, *varied], settings)
 
-    whole = Sweep(run_dir, job_of, axes, seeds, prune=prune)
+    command = shlex.join(["flstream", *sys.argv[1:]])
+    whole = Sweep(run_dir, job_of, axes, seeds, variants=pairs, prune=prune, command=command)
     console = make_console()
     console.quiet = as_json or quiet
     count = len(whole.record.points)
@@ -135,5 +157,5 @@ def sweep(
     if failed:
         typer.echo("mend that; the same command then tries the failed runs again", err=True)
     elif was_stopped:
-        typer.echo(f"the same command goes on with the sweep in {whole.folder}", err=True)
+        typer.echo(f"the same command goes on with the sweep: {command}", err=True)
     raise typer.Exit(STOPPED if was_stopped else FAILED if failed else DONE)

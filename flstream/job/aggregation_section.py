@@ -93,6 +93,13 @@ METHODS: Mapping[str, Method] = {
 }
 """The methods that come with flstream."""
 
+# Algorithms that other keys choose.
+_ELSEWHERE = {
+    "fedavg": "it is mean, with workflow.type = fedavg",
+    "fedprox": "it is workflow.args.fedprox_mu, with workflow.type = fedavg",
+    **{name: f"it is workflow.type = {name}" for name in ("scaffold", "feddyn", "ditto", "fedper")},
+}
+
 
 def is_own(method: str) -> bool:
     """Return whether a method is a user's own, in a file or a module."""
@@ -104,7 +111,7 @@ class AggregationSection(TypedSection):
 
     sections: ClassVar[Sections] = {name: method.args for name, method in METHODS.items()}
 
-    type: Annotated[str, *code_name("Class", lambda: METHODS)] = Field(
+    type: Annotated[str, *code_name("Class", lambda: METHODS, _ELSEWHERE)] = Field(
         default="mean", alias="method"
     )
     """How updates are folded: mean (weighted by number of examples), another rule, or one's own.

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from flstream.errors import UsageError
+from flstream.job.aggregation_section import METHODS
 from flstream.job.clients_section import ClientsSection
 from flstream.job.code import find, import_once, load
 from flstream.job.fields import Allowed, Section, Whole
@@ -175,6 +176,7 @@ _SERVER_OPTIMIZER = "it is fedavg with a server_optimizer"
 # Algorithms that are settings of a workflow.
 _ELSEWHERE = {
     "fedprox": "it is fedavg with workflow.args.fedprox_mu",
+    **{name: f"it is aggregation.method = {name}" for name in METHODS},
     "fedopt": _SERVER_OPTIMIZER,
     "fedadam": _SERVER_OPTIMIZER,
     "fedyogi": _SERVER_OPTIMIZER,

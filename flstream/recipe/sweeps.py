@@ -67,8 +67,9 @@ class SweepResult(Sequence[RunResult]):
 @checked
 def sweep(
     job: str | Path | FedJob,
-    vary: Mapping[str, Sequence[Any]],
+    vary: Mapping[str, Sequence[Any]] | None = None,
     *,
+    variants: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
     parallel: int = 1,
     prune: bool = False,
@@ -79,7 +80,8 @@ def sweep(
 
     Args:
         job: Path of a job file or of the folder with its ``job.conf``; or a recipe, or a job.
-        vary: Values to try, by dotted key of the job file.
+        vary: Values to try, by dotted key of the job file; None for none.
+        variants: Settings that belong together, by dotted key; each runs with all values to try.
         seeds: Runs of each setting: with the job's seed, +1, +2, and so on.
         parallel: Number of runs at a time.
         prune: Whether to drop the worse half of the settings after a part of the rounds.
@@ -97,16 +99,17 @@ def sweep(
     refuse_within_run()
     settings: Mapping[str, Any] = {} if env is None else env.settings
 
-    def job_of(point: Point, rounds: int | None) -> Job:
-        own = {"seed": point.seed, "rounds": rounds}
-        values = {**settings, **point.values, **own}
+    def job_of(point: Point, part: int | None) -> Job:
+        own = {"seed": point.seed, "rounds": part}
+        parts = [*settings.items(), *point.values.items(), *own.items()]
+        values = {key: value for key, value in parts if value is not None}
         if not isinstance(job, FedJob):
             return load_job(job, (), values)
-        named = {key: value for key, value in values.items() if value is not None}
         root = Path("runs") if env is None else env.workspace_root
-        return job.resolve(named, root / "models")[0]
+        return job.resolve(values, root / "models")[0]
 
-    whole = Sweep(None if run_dir is None else Path(run_dir), job_of, vary, seeds, prune=prune)
+    folder = None if run_dir is None else Path(run_dir)
+    whole = Sweep(folder, job_of, vary or {}, seeds, variants=variants, prune=prune)
     console = make_console()
     console.quiet = env is not None and env.quiet
 

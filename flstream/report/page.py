@@ -149,7 +149,7 @@ def run_page(
     return _render(
         "page.html",
         run=only,
-        title=printable(only.name) if only else f"{len(runs)} runs side by side",
+        title=printable(only.name) if only else _title(runs),
         parts=[PageRun(run, labels[at], colors[at]) for at, run in enumerate(runs)],
         names=names,
         groups=groups,
@@ -164,6 +164,11 @@ def run_page(
         memory_top=memory_top,
         seconds_top=seconds_top,
     )
+
+
+def _title(runs: Sequence[RunRecord]) -> str:
+    jobs = [*dict.fromkeys(run.name for run in runs)]
+    return f"{brief_names(jobs)}: {len(runs)} runs side by side"
 
 
 def _address(run: RunRecord, folder: Path | None) -> str:

@@ -102,8 +102,7 @@ def _leading(members: Sequence[list[int]], runs: Sequence[RunRecord]) -> list[li
     """Return the groups that charts draw: at most eight, those with the best mean score."""
     if len(members) <= _MOST_LINES:
         return list(members)
-    modes = (value for key, value in runs[0].values.items() if key.endswith("key_metric_mode"))
-    sign = 1 if '"min"' in modes else -1
+    sign = 1 if runs[0].history.facts.key_metric_mode == "min" else -1
 
     def place(group: Sequence[int]) -> float:
         scores = [best.value for at in group if (best := runs[at].summary.best) is not None]

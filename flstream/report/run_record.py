@@ -248,6 +248,7 @@ def _settings(run: RunDirectory, notes: list[str]) -> dict[str, Setting]:
         for name, value in leaves(hocon.values):
             key = next((keys[part] for part in _with_sections(name) if part in keys), None)
             is_default = key is not None and not key.required and value == key.default
+            is_default = is_default or value == {}  # arguments that nobody gives
             meaning = "An argument of the workflow, as written." if key is None else key.meaning
             settings[name] = Setting(render_value(value), meaning.partition("\n")[0], is_default)
     except JobError as error:

@@ -308,7 +308,9 @@ def groups_table(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> Table
     last = [last_values(run.summary) for run in runs]
     metrics = [metric for metric in metrics_of([run.summary for run in runs]) if not metric.kind]
     columns = [Column("group", "name"), Column("runs", "count")]
-    for title in ("best", *(f"last {metric.title}" for metric in metrics)):
+    scored = [best for run in runs if (best := run.summary.best) is not None]
+    best_title = f"best {scored[0].metric}" if scored else "best"
+    for title in (best_title, *(f"last {metric.title}" for metric in metrics)):
         columns += [Column(title, "metric", 1), Column(f"{title}, spread", "metric", 3)]
     times = [(run.simulated_seconds, run.seconds_to_best) for run in runs]
     has_times = any(seconds is not None for seconds, _ in times)
@@ -328,6 +330,10 @@ def groups_table(runs: Sequence[RunRecord], groups: Sequence[RunGroup]) -> Table
         for values in scores:
             cells += [mean(values) if values else None, stdev(values) if values[1:] else None]
         rows.append(Row(cells, color=group.color))
+    means = [row.cells[2] for row in rows if row.cells[2] is not None]
+    if means and len(rows) > 1:
+        best = (min if runs[0].history.facts.key_metric_mode == "min" else max)(means)
+        rows = [row._replace(mark="best") if row.cells[2] == best else row for row in rows]
     return Table(columns, rows)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,24 @@ def _shards(path: Path) -> list[Path]:
 
 
 def _described(path: Path, folder: Path) -> JobFile:
-    digest, size = xxhash.xxh3_128(), 0
     try:
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES):
-                digest.update(data)
-                size += len(data)
+        status = path.stat()
+        size, digest = _content(path, status.st_ino, status.st_ctime_ns)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}; put it back, or make it readable"
         ) from error
-    return JobFile(os.path.relpath(path, folder), size, digest.hexdigest())
+    return JobFile(os.path.relpath(path, folder), size, digest)
+
+
+@lru_cache(maxsize=256)  # a sweep asks for the same files for each of its runs
+def _content(path: Path, inode: int, changed_ns: int) -> tuple[int, str]:
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+            size += len(data)
+    return size, digest.hexdigest()
 
 
 def check_same_job(job: Job, run: RunDirectory) -> None:
@@ -110,17 +118,8 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
     Only ``rounds`` (to more), ``checkpoints.keep``, ``memory_limit``, ``tracking`` and ``engine``
     may differ. The files may have been moved.
     """
-    try:
-        before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
-            "--resume to start a new run"
-        ) from error
-    now = files_of(job)
-    keys = different_keys(job, run, before.keys() & now.keys())
-    changes = {clause for key in before.keys() & now for clause in _changes(before[key], now[key])}
-    message = "; ".join([*keys, *sorted(changes)])
+    keys, changes = differences(job, run)
+    message = "; ".join([*keys, *changes])
     if keys:
         raise UsageError(
             f"the run in {run.path} was made by another job: {message}; give the job it was made "
@@ -132,6 +131,25 @@ def check_same_job(job: Job, run: RunDirectory) -> None:
             f"the run in {run.path} was made with other files: {message}; put back what it was "
             "made with, or leave out --resume to start a new run"
         )
+
+
+def differences(job: Job, run: RunDirectory) -> tuple[list[str], list[str]]:
+    """Return a clause for each key, and one for each file, in which a job differs from a run's.
+
+    Raises:
+        UsageError: What the run knows of its job or of its files is damaged.
+    """
+    try:
+        before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "
+            "--resume to start a new run"
+        ) from error
+    now = files_of(job)
+    both = before.keys() & now.keys()
+    changes = {clause for key in both for clause in _changes(before[key], now[key])}
+    return different_keys(job, run, both), sorted(changes)
 
 
 def different_keys(job: Job, run: RunDirectory, files: Collection[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -26,7 +27,7 @@ A stale update was folded into a later version of the model than the one after i
 _FOLDED, _STALE, _NOT_FOLDED, _LATE, _AWAY, _FAILED = range(len(OUTCOMES))
 
 _MOST_SITES, _MOST_BARS, _MOST_FOLDS = 4096, 512, 1024  # even
-_MOST_BASES = 1 << 14
+_MOST_BEGUN = 1 << 14
 
 
 def absence(reason: str, *, is_late: bool) -> Absence:
@@ -115,8 +116,9 @@ class SimulatedTimes:
         self.folds = array("q")
         self.folds_apart = 1
         self._fold_count = 0
-        # Version of the model that each training began with, by number; the latest ones alone.
-        self._bases: OrderedDict[int, int] = OrderedDict()
+        # Of each training by number, the latest ones alone: the version of the model that it began
+        # with, and the sites whose updates were not folded yet.
+        self._begun: OrderedDict[int, tuple[int, Sequence[str]]] = OrderedDict()
 
     def apply(self, event: EffectDone) -> None:
         """Add an effect, in the order of the journal."""
@@ -134,9 +136,9 @@ class SimulatedTimes:
 
     def _add(self, number: int, train: TrainResult) -> None:
         self.now = max(self.now, train.ended)
-        self._bases[number] = train.base
-        if len(self._bases) > _MOST_BASES:
-            self._bases.popitem(last=False)
+        self._begun[number] = train.base, tuple(train.times)
+        if len(self._begun) > _MOST_BEGUN:
+            self._begun.popitem(last=False)
         late = frozenset(train.late)
         for name, time in train.times.items():
             outcome = _NOT_FOLDED
@@ -163,10 +165,14 @@ class SimulatedTimes:
         self._fold_count += 1
         for number, names in fold.updates:
             # A base so old that it is forgotten is not the last.
-            is_stale = self._bases.get(number, -1) < version - 1
-            for name in names:
+            base, waiting = self._begun.get(number, (-1, names))
+            is_stale, folded = base < version - 1, frozenset(names)
+            # An update that is folded again counts once.
+            if number in self._begun:
+                self._begun[number] = base, [name for name in waiting if name not in folded]
+            for name in waiting:
                 site = self.sites.get(name)
-                if site is None:
+                if site is None or name not in folded:
                     continue
                 outcome = _STALE if is_stale else _FOLDED
                 if name in fold.refused:

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from flstream.errors import SimulationError, UsageError
 from flstream.runs.small_files import write_whole
 from flstream.runs.summary import Summary
+from flstream.sweep.grid import keys_of
 
 PointStatus = Literal["waiting", "finished", "failed", "stopped", "pruned"]
 
@@ -20,7 +21,7 @@ class PointRecord(msgspec.Struct):
 
     Attributes:
         name: Name of its folder.
-        values: Value of each key that is varied.
+        values: Value of each key that it sets.
         seed: Its seed.
         status: ``waiting`` for one that was not run yet; ``pruned`` for one that was left behind.
         rounds: Rounds that it has completed.
@@ -69,19 +70,30 @@ class SweepRecord(msgspec.Struct):
         job: Name of the job.
         metric: Its key metric.
         mode: Whether a larger value is the better one.
+        variants: Settings that are tried, each with all values; none for the job as it is.
         vary: Values of each key that is varied.
         seeds: Number of seeds.
         prune: Whether points are pruned by successive halving.
+        command: The command that runs it, and resumes it; empty for one from Python.
         points: The runs.
+        others: Runs in its folder of values that it no longer has.
     """
 
     job: str
     metric: str
     mode: Literal["max", "min"]
+    variants: list[dict[str, Any]]
     vary: dict[str, list[Any]]
     seeds: int
     prune: bool
+    command: str
     points: list[PointRecord]
+    others: list[PointRecord] = []
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that any point sets, those of the variants first."""
+        return keys_of(self.variants, self.vary)
 
     @property
     def settings(self) -> list[list[PointRecord]]:
@@ -126,21 +138,21 @@ class SweepRecord(msgspec.Struct):
                 f"{path} cannot be read: {error}; name another folder with --run-dir"
             ) from error
         # By its values: a name lacks what folders cannot have, and the start of long values.
-        known = {_identity(point): point for point in before.points}
+        known = {_identity(point): point for point in [*before.points, *before.others]}
         own = {_identity(point) for point in self.points}
-        gone = [point.name for identity, point in known.items() if identity not in own]
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),
             (before.prune != self.prune, "with another --prune"),
-            (bool(gone), f"with the point {gone[0] if gone else ''}, which this one lacks"),
-            (self.prune and len(known) < len(own), "of fewer points, which --prune compares"),
+            (self.prune and own != known.keys(), "of other points, which --prune compares"),
         ):
             if is_other:
                 raise UsageError(
                     f"{path.parent} has a sweep {what}; remove it, or name another folder with "
                     "--run-dir"
                 )
-        taken = {point.name for point in before.points}
+        others = [point for identity, point in known.items() if identity not in own]
+        self.others = [point for point in others if point.status != "waiting"]
+        taken = {point.name for point in known.values()}
         for place, point in enumerate(self.points):
             if (same := known.get(_identity(point))) is not None:
                 self.points[place] = msgspec.structs.replace(same, values=point.values)
@@ -150,6 +162,14 @@ class SweepRecord(msgspec.Struct):
                 number += 1
                 point.name = f"{name},{number}"
             taken.add(point.name)
+
+
+def sweep_command(folder: Path) -> str:
+    """Return the command that resumes the sweep in a folder; empty where none is known."""
+    try:
+        return msgspec.json.decode((folder / "sweep.json").read_bytes(), type=SweepRecord).command
+    except (OSError, msgspec.DecodeError):
+        return ""
 
 
 def _identity(point: PointRecord) -> bytes:

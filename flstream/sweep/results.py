@@ -23,6 +23,10 @@ from flstream.sweep.grid import shown
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.units import format_seconds
 
+ValueOf = Callable[[Mapping[str, Any]], str | None]
+"""Function that returns a key's value in a setting's row as text; None where it has none."""
+
+_LEAST_VALUE = 16  # characters of a value that are shown at least
 _NUMBERS = (
     "runs",
     "mean",
@@ -126,17 +130,15 @@ def write_results(folder: Path, record: SweepRecord) -> Path | None:
 
 def sweep_table(record: SweepRecord) -> Table:
     """Return the table of a sweep's settings, the best of which is marked."""
-    rows, labels = setting_rows(record), short_keys(record.vary)
+    rows, labels = setting_rows(record), short_keys(record.keys)
 
-    def values_of(row: Mapping[str, Any]) -> list[str]:
-        return [shown(value) for value in row["values"].values()] or [record.job]
+    def value_of(key: str) -> ValueOf:
+        return lambda row: shown(row["values"][key]) if key in row["values"] else None
 
-    def value_at(place: int) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: values_of(row)[place]
-
-    first, *others = [*labels.values()] or ["job"]
+    name_of, *others = [value_of(key) for key in labels] or [lambda row: record.job]
+    head, *heads = labels.values() or ["job"]
     columns = [
-        *(Column(label, "name", 0, value_at(at)) for at, label in enumerate(others, 1)),
+        *(_value_column(label, take, rows) for label, take in zip(heads, others, strict=True)),
         Column("status", "state", 1, itemgetter("status")),
         Column("runs", "count", 3, itemgetter("runs")),
         Column(record.metric, "metric", 0, itemgetter("mean")),
@@ -147,10 +149,16 @@ def sweep_table(record: SweepRecord) -> Table:
     ]
     seeds = counted(record.seeds, "seed")
     title = f"{counted(len(rows), 'setting')}, {seeds} each; best {record.metric} of each run"
-    items = ((values_of(row)[0], row) for row in rows)
-    return Table.of(
-        Column(first, "name"), items, columns, title, lambda row: "best" if row["is_best"] else ""
-    )
+    items = ((name_of(row), row) for row in rows)
+    first = _value_column(head, name_of, rows)
+    first = first._replace(least=first.least + len(" *"))
+    return Table.of(first, items, columns, title, lambda row: "best" if row["is_best"] else "")
+
+
+def _value_column(label: str, take: ValueOf, rows: Sequence[Mapping[str, Any]]) -> Column:
+    """Return the column of a key's values, which other columns give way to."""
+    longest = max(len(take(row) or "") for row in rows)
+    return Column(label, "name", 0, take, least=min(longest, _LEAST_VALUE))
 
 
 def table_json(record: SweepRecord) -> str:
@@ -169,12 +177,15 @@ def table_json(record: SweepRecord) -> str:
 
 
 def table_csv(record: SweepRecord) -> str:
-    """Return ``table.csv``: a line a setting, its values under the dotted names of their keys."""
+    """Return ``table.csv``: a line a setting, its values under the dotted names of their keys.
+
+    A key that a variant does not set is empty.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*record.vary, "status", *_NUMBERS, "is_best"])
+    writer.writerow([*record.keys, "status", *_NUMBERS, "is_best"])
     for row in setting_rows(record):
-        values = [shown(value) for value in row["values"].values()]
+        values = [shown(row["values"].get(key, "")) for key in record.keys]
         numbers = ["" if row[name] is None else row[name] for name in _NUMBERS]
         writer.writerow([*values, row["status"], *numbers, int(row["is_best"])])
     return text.getvalue()

@@ -10,20 +10,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
 from flstream.job import Job, JobError
+from flstream.report.text import counted
+from flstream.runs.job_match import differences
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.interruption import handling
-from flstream.sweep.grid import Axes, Point, grid
+from flstream.sweep.grid import Axes, Point, Values, grid
 from flstream.sweep.record import PointRecord, SweepRecord
 from flstream.telemetry.locks import lock_file
-from flstream.text import how_ended
+from flstream.text import brief_names, how_ended
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 
@@ -31,6 +33,8 @@ _POINT = "flstream.sweep.point:run_point"
 _POINT_MODULE = "flstream.sweep.point"
 # Seconds that stopped runs may take to keep their last round, and a process to be gone.
 _STOP_SECONDS, _END_SECONDS = 20.0, 5.0
+# Runs whose folder may be of another job: it is none, or is set aside.
+_BEGUN_ANEW = ("waiting", "failed")
 
 JobOf = Callable[[Point, int | None], Job]
 """Function that returns the job of a point, with so many rounds; None for its own number."""
@@ -72,18 +76,20 @@ class Sweep:
         job_of: Makes the job of each point.
         axes: Values of each key that is varied.
         seeds: Number of seeds, from the job's own on.
+        variants: Settings to try, each with all values; none for the job as it is.
         prune: Whether to prune by successive halving: all settings run for a part of the rounds,
             and the better half of them for twice as many.
+        command: The command line that runs it; empty for a sweep from Python.
 
     Attributes:
         folder: As an absolute path.
         record: What is known of the points.
-        notes: Sentences on what is not as fast as it could be.
+        notes: Sentences on what is not as fast as it could be, and on runs from before.
 
     Raises:
         JobError: The job of a point has mistakes; the message names all of them.
-        UsageError: The grid is too large, the jobs have no metric to prune by, or the folder has
-            something else in it.
+        UsageError: The grid is too large, a key is given twice, or the folder has runs of another
+            job or something else in it.
     """
 
     def __init__(
@@ -93,33 +99,36 @@ class Sweep:
         axes: Axes,
         seeds: int,
         *,
+        variants: Sequence[Values] = (),
         prune: bool = False,
+        command: str = "",
     ) -> None:
         self._job_of = job_of
         for key, values in axes.items():
             if isinstance(values, str) or not values:
                 raise UsageError(f"vary: {key} has {values!r}; give it a list of values")
         # As they are once sweep.json was read again: lists for tuples.
-        plain = {
-            key: msgspec.to_builtins(list(values), str_keys=True) for key, values in axes.items()
-        }
-        first = job_of(Point("", {key: values[0] for key, values in plain.items()}, None), None)
+        plain = {key: _plain(list(values)) for key, values in axes.items()}
+        settings = [_plain(dict(variant)) for variant in variants]
+        [point, *_] = grid(settings, {key: values[:1] for key, values in plain.items()}, 0, 1)
+        first = job_of(point._replace(seed=None), None)
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
-        points = grid(plain, first.seed, seeds)
+        points = grid(settings, plain, first.seed, seeds)
         # All mistakes come before anything begins.
         jobs = [job_of(point, None) for point in points]
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
         waiting = [PointRecord(point.name, dict(point.values), point.seed) for point in points]
+        metric = first.key_metric, first.key_metric_mode
         self.record = SweepRecord(
-            first.name, first.key_metric, first.key_metric_mode, plain, seeds, prune, waiting
+            first.name, *metric, settings, plain, seeds, prune, command, waiting
         )
         self.record.take_over(self._file)
         names = [record.name for record in self.record.points]
         self._points = dict(zip(names, points, strict=True))
         self._jobs = dict(zip(names, jobs, strict=True))
-        self.notes = _notes(jobs)
+        self.notes = [*self._notes_on_earlier(), *_notes(jobs)]
 
     @property
     def _file(self) -> Path:
@@ -128,6 +137,29 @@ class Sweep:
     def directory(self, record: PointRecord) -> RunDirectory:
         """Return the run directory of a point."""
         return RunDirectory(self.folder / record.name)
+
+    def _notes_on_earlier(self) -> Iterator[str]:
+        """Yield sentences on runs from before, and refuse those of another job."""
+        earlier = [point for point in self.record.points if point.status not in _BEGUN_ANEW]
+        if done := sum(self._is_done(point, None) for point in earlier):
+            yield f"{done} of the runs {'is' if done == 1 else 'are'} over already"
+        if others := len(self.record.others):
+            yield f"{counted(others, 'run')} of values that are not asked for stay in the folder"
+        of_other_code: dict[str, list[str]] = {}
+        for point in earlier:
+            run = self.directory(point)
+            if not run.job_file.exists():
+                continue
+            keys, files = differences(self._jobs[point.name], run)
+            if keys:
+                raise UsageError(
+                    f"the run in {run.path} was made by another job: {'; '.join(keys)}; give the "
+                    "settings that the sweep was begun with, or name a new folder with --run-dir"
+                )
+            for change in files:
+                of_other_code.setdefault(change, []).append(point.name)
+        for change, names in of_other_code.items():
+            yield f"{brief_names(names, 2)}: {change}; a new --run-dir runs all with the same files"
 
     def run(self, parallel: int = 1, on_progress: OnProgress = lambda progress: None) -> bool:
         """Run all points that are not finished; return whether Ctrl-C has stopped it.
@@ -279,6 +311,11 @@ class _Hosts:
         """End all fork servers."""
         for host in self._hosts.values():
             host.close()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as ``sweep.json`` has it: lists for tuples, and texts as keys."""
+    return msgspec.to_builtins(value, str_keys=True)
 
 
 def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> list[_Running]:

@@ -1,6 +1,7 @@
 """``flstream sweep`` and ``flstream runs``, as somebody would type them."""
 
 import json
+import shlex
 import signal
 
 import psutil
@@ -60,9 +61,11 @@ def test_a_sweep_that_is_stopped_goes_on_with_the_same_command(flstream_here, wr
         (["--vary", "lr"], "key=value,value"),
         (["--vary", "train.args.lr=1", "--vary", "train.args.lr=2"], "varied twice"),
         (["--vary", "lr=0.1,0.2"], "train.args.lr"),
-        (["--vary", "rounds=1,2", "--set", "rounds=3"], "--set rounds=3 gives rounds, too"),
+        (["--vary", "rounds=1,2", "--set", "rounds=3"], "rounds: it is varied, and set"),
         (["--vary", "rounds=none"], "rounds"),
-        (["--seeds", "0"], "--seeds"),
+        (["--variant", "rounds=1", "-r", "3"], "rounds: it is varied, and set"),
+        (["--variant", "rounds"], "key=value,key=value"),
+        (["--seeds", "0"], "--seeds 0: give at least 1"),
         (["--parallel", "x"], "--parallel"),
     ],
 )
@@ -89,6 +92,16 @@ def test_runs_are_listed_with_how_to_resume_them(flstream_here, write_job, tmp_p
     none = flstream_here("runs", path.parent)
     assert none.returncode == 2
     assert "no run lies below" in none.stderr
+
+
+@pytest.mark.usefixtures("_without_pages")
+def test_runs_of_a_sweep_are_resumed_by_its_command(flstream_here, write_job, tmp_path):
+    words = ["sweep", write_job(text=TEXT), "--vary", "rounds=1,2", "--run-dir", "all/swept"]
+    flstream_here(*words)
+    for summary in tmp_path.glob("all/swept/*/summary.json"):
+        summary.write_text(summary.read_text().replace('"finished"', '"stopped"'))
+    [line] = [it for it in flstream_here("runs", "all").stdout.splitlines() if "resume" in it]
+    assert line == f"resume with: flstream {shlex.join(map(str, words))}"
 
 
 @pytest.mark.usefixtures("_without_pages")

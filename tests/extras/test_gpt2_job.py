@@ -114,3 +114,44 @@ def test_the_job_takes_a_data_set_on_disk(jobs, job, libraries):
     summary, _ = run_of(jobs, job, "train.args.data=texts", "rounds=1")
     assert list(summary.failures) == []
     assert summary.metrics[-1]["eval_loss"] > 0
+
+
+def save_films(folder):
+    """Write a data set as the cache of the hub's client has it."""
+    from datasets.arrow_writer import ArrowWriter
+    from datasets.info import DatasetInfo
+    from datasets.splits import SplitDict, SplitInfo
+
+    with ArrowWriter(path=str(folder / "imdb-train.arrow")) as writer:
+        for number in range(40):
+            writer.write({"text": f"film {number} is good", "label": 1})
+        size = writer.finalize()[::-1]
+        features = writer._features
+    train = SplitInfo("train", *size, dataset_name="imdb")
+    info = DatasetInfo(features=features, splits=SplitDict({"train": train}), version="0.0.0")
+    info.config_name, info.dataset_name = "plain_text", "imdb"
+    info.write_to_directory(str(folder))
+
+
+@pytest.mark.nightly
+def test_the_job_takes_a_model_and_a_data_set_of_the_hub_by_name(libraries, tiny, tmp_path):
+    model, films = tmp_path / "hub" / "models--gpt2", tmp_path / "datasets" / "imdb"
+    commit = "a" * 40
+    shutil.copytree(tiny, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    films = films / "plain_text" / "0.0.0" / commit
+    films.mkdir(parents=True)
+    libraries(save_films, films)
+    settings = ["model.args.size=gpt2", "train.args.dataset=imdb", "train.args.max_steps=1"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    line = [sys.executable, "-m", "flstream", "simulate", str(ROOT / "jobs" / "gpt2"), *words]
+    own = {"HF_HOME": str(tmp_path), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    variables = {**os.environ, **own, "HF_HUB_OFFLINE": "1"}
+    line += ["-r", "1", "--json", "--run-dir", "run"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=variables)
+    assert done.returncode == 0, done.stderr[-3000:]
+    summary = json.loads(done.stdout)
+    assert summary["model"]["tensors"] == 28
+    assert summary["best"]["metric"] == "eval_loss"
+    assert (tmp_path / "run" / "sites" / "site-1" / "work" / "results" / "site-1").exists()

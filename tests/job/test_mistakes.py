@@ -127,6 +127,8 @@ ROWS = [
     ("aggregation.weights { sit-1 = 2 }", "aggregation.weights", "did you mean site-1"),
     ("aggregation.weights { site-1 = 1e7 }", "aggregation.weights.site-1", "from 1e-06 to 1e+06"),
     ("server_optimizer.type = adam", "server_optimizer.type", "did you mean fedadam?"),
+    ("workflow = median", "workflow.type", "it is aggregation.method = median"),
+    ("aggregation = scaffold", "aggregation.method", "it is workflow.type = scaffold"),
     (FEDADAM + "mu = 1 }", "server_optimizer.args.mu", "unknown key"),
     # Filters.
     ("filters.up = [gausian]", "filters.up[0].type", 'given "gausian"; must be percentile_privacy'),

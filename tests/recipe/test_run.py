@@ -48,6 +48,9 @@ def test_a_sweep_returns_its_runs_and_its_settings(job, monkeypatch):
     assert runs.best == {"train.args.lr": 2}
     assert len(runs) == 2
     assert runs.failures == {}
+    variants = [{"workflow.type": "cyclic", "rounds": 1}, {"rounds": 3}]
+    runs = sweep(job, variants=variants, env=SimEnv(quiet=True), run_dir="varied")
+    assert [run.summary.rounds_completed for run in runs] == [1, 3]
     with pytest.raises(JobError, match=r"clients\.count"):
         sweep(job, {"clients.count": [2, "none"]}, run_dir="other")
     with pytest.raises(UsageError, match="vary"):

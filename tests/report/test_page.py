@@ -36,7 +36,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import SiteFailure
 from flstream.telemetry.events import RoundStarted, RunResumed, SiteFailed, SiteLog, Warned
 
-VOID = {"meta", "link", "br", "img", "path", "rect", "circle"}
+VOID = {"meta", "wbr", "link", "br", "img", "path", "rect", "circle"}
 HOSTILE = "<script>alert('x')</script> & \"quoted\" {{ 7 * 191 }}"
 CHART_SCRIPT = (Path(flstream.__file__).parent / "report/templates/chart.js").read_text().strip()
 
@@ -318,6 +318,9 @@ def test_groups_of_runs_have_their_mean_and_spread_and_a_csv_file(tmp_path):
     page = Page(path.read_text())
     head = next(row for row in page.rows if row[0] == "group")
     column = head.index("last accuracy") - 1
+    assert "best accuracy" in head
+    assert page.source.count("<tr class=best><th class=name scope=row>") == 1
+    assert ": 6 runs side by side" in page.text
     assert page.by_name["lr=1.0"][column : column + 2] == ["0.1010", "0.0010"]
     assert page.by_name["lr=0.1"][0] == "3"
     assert "lr=1.0, mean of 3 runs 0.1010" in page.text

@@ -73,6 +73,17 @@ def test_a_training_is_folded_late_away_or_failed_and_ends_with_its_round():
     assert (site.trainings, site.busy, site.absences) == (2, 4 * SECOND, 1)
 
 
+def test_an_update_that_is_folded_twice_counts_once_with_what_became_of_it_first():
+    times = added_up(
+        record(1, "train", 1, train(0, {"site-1": 2, "site-2": 3})),
+        fold(2, 1, [(1, ["site-1"])]),
+        fold(3, 2, [(1, ["site-1", "site-2"])]),
+    )
+    assert times.counts[:3] == [1, 1, 0]
+    assert (bars(times, "site-1")[0][2], bars(times, "site-2")[0][2]) == ("folded", "stale")
+    assert (times.sites["site-1"].stale, times.sites["site-2"].stale) == (0, 1)
+
+
 def test_an_update_is_stale_that_is_folded_into_a_later_model_than_the_next():
     def answer(number, start, site, began, time, base):
         return record(

@@ -144,3 +144,21 @@ def test_ranks_come_to_the_same_bits_again_and_after_a_kill(jobs):
     assert killed.summary.status == "failed"
     resumed = jobs.go_on(killed, RANKS % "", *how)
     assert {*digests, resumed.summary.model.digest} == {digests[0]}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_hangs_at_its_exit_holding_the_gil_ends_with_the_run(jobs, rank):
+    pids = []
+
+    def note(event, sampler):
+        if isinstance(event, ProcessReady) and event.others:
+            pids.extend([event.pid, *event.others])
+
+    hangs = f"if rank == {rank}: atexit.register(ctypes.PyDLL(None).pause)"
+    script = "import atexit, ctypes\n" + (RANKS % "").replace("flare.init", f"{hangs}\nflare.init")
+    run = jobs.run(script, "clients.count=1", "rounds=1", TORCHRUN, listener=note)
+    assert run.summary.status == "finished"
+    assert len(pids) >= 3
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert psutil.wait_procs(processes, timeout=20)[1] == []

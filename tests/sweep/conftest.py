@@ -1,5 +1,6 @@
 """A job whose score follows from its arguments, and sweeps of it from the shared fork server."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ from rate_job import write_job
 from run_fixtures import share_host_in_sweeps
 
 from flstream.job import Job, load_job
-from flstream.sweep.grid import Point, parse_axis
+from flstream.sweep.grid import Point, parse_axis, parse_variant
 from flstream.sweep.running import Sweep
 
 
@@ -20,13 +21,21 @@ class Sweeps(NamedTuple):
     def job(self, *overrides: str) -> Job:
         return load_job(self.folder / "job.conf", overrides)
 
-    def sweep(self, *axes: str, seeds: int = 1, prune: bool = False, into: str = "sweep") -> Sweep:
+    def sweep(
+        self,
+        *axes: str,
+        seeds: int = 1,
+        prune: bool = False,
+        into: str = "sweep",
+        variants: Sequence[str] = (),
+    ) -> Sweep:
         def job_of(point: Point, rounds: int | None) -> Job:
             varied = [f"{key}={value}" for key, value in point.values.items()]
             settings = {"seed": point.seed, "rounds": rounds}
             return load_job(self.folder / "job.conf", varied, settings)
 
-        return Sweep(self.folder / into, job_of, dict(map(parse_axis, axes)), seeds, prune=prune)
+        vary, pairs = dict(map(parse_axis, axes)), list(map(parse_variant, variants))
+        return Sweep(self.folder / into, job_of, vary, seeds, variants=pairs, prune=prune)
 
 
 @pytest.fixture

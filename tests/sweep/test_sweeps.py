@@ -16,6 +16,7 @@ from flstream.sweep.results import (
     point_line,
     setting_rows,
     sweep_table,
+    table_csv,
     table_json,
     write_results,
 )
@@ -254,16 +255,62 @@ def test_a_folder_of_something_else_is_left_alone(sweeps):
 
 
 @pytest.mark.parametrize(
-    ("axis", "prune", "words"),
-    [("train.args.lr=1", False, "lr=2"), ("train.args.lr=1,2", True, "--prune")],
+    ("was_pruned", "axis", "prune"),
+    [(False, "train.args.lr=1,2", True), (True, "train.args.lr=1", True)],
 )
-def test_another_sweep_in_the_folder_is_refused(sweeps, axis, prune, words):
-    sweep = sweeps.sweep("train.args.lr=1,2")
+def test_another_sweep_in_the_folder_is_refused(sweeps, was_pruned, axis, prune):
+    sweep = sweeps.sweep("train.args.lr=1,2", prune=was_pruned)
     sweep.folder.mkdir()
-    sweep.record.points[1].rounds = 2
     sweep.record.write(sweep.folder / "sweep.json")
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="--prune"):
         sweeps.sweep(axis, prune=prune)
+
+
+def test_a_sweep_of_fewer_values_keeps_the_runs_of_the_others_for_later(sweeps):
+    sweeps.sweep("train.args.lr=1,2").run()
+    fewer = sweeps.sweep("train.args.lr=2,3")
+    assert "1 run of values that are not asked for" in " ".join(fewer.notes)
+    ended = []
+    fewer.run(on_progress=ended_into(ended))
+    assert ended == ["lr=3,seed=5"]
+    assert [row["values"]["train.args.lr"] for row in setting_rows(fewer.record)] == ["2", "3"]
+    ended, all_again = [], sweeps.sweep("train.args.lr=1,2,3")
+    all_again.run(on_progress=ended_into(ended))
+    assert ended == []
+    assert "3 of the runs are over already" in all_again.notes
+
+
+def test_results_of_other_settings_are_never_taken_for_those_of_this_sweep(sweeps):
+    sweeps.sweep("train.args.lr=1").run()
+    job = sweeps.folder / "job.conf"
+    text = job.read_text()
+    job.write_text(text.replace("lr = 1.0", "lr = 1.0, bonus = 0.5"))
+    assert job.read_text() != text
+    with pytest.raises(UsageError, match=r"lr=1,seed=5 was made by another job: train.args.bonus"):
+        sweeps.sweep("train.args.lr=1")
+
+
+def test_runs_of_other_code_are_named(sweeps):
+    sweeps.sweep("train.args.lr=1").run()
+    client = sweeps.folder / "client.py"
+    client.write_text(client.read_text() + "# mended\n")
+    [_, note] = sweeps.sweep("train.args.lr=1").notes
+    assert "lr=1,seed=5: client.py was changed" in note
+
+
+def test_variants_of_several_sections_are_one_table(sweeps):
+    variants = ["workflow.type=scaffold", "aggregation.method=median,train.args.lr=2", ""]
+    sweep = sweeps.sweep("rounds=1", variants=variants)
+    for point in sweep.record.points:
+        point.status, point.score = "finished", 0.5
+    lines = [line.split() for line in sweep_table(sweep.record).lines(80)]
+    assert lines[0][:4] == ["type", "method", "lr", "rounds"]
+    assert [line[:3] for line in lines[1:]] == [
+        ["scaffold", "*", "-"],
+        ["-", "median", "2"],
+        ["-", "-", "-"],
+    ]
+    assert table_csv(sweep.record).splitlines()[2].startswith(",median,2,1,finished")
 
 
 def test_a_damaged_record_of_a_sweep_is_refused(sweeps):
