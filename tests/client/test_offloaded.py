@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_scripts import LARGE, QUIET, plain
 
 import flstream.client as flare
 from flstream.errors import ClientError
@@ -79,26 +78,6 @@ def test_hooks_closures_and_a_loaded_state_are_as_without_it(tmp_path):
     plain_values = continued(lambda made: made)
     values = continued(lambda made: flare.offloaded(made, tmp_path))
     assert all(map(torch.equal, plain_values, values))
-
-
-RESTORES = """
-optimizer = torch.optim.AdamW([torch.nn.Parameter(params["w"])], lr=0.1)
-if OFFLOADED:
-    flare.offloaded(optimizer, "moments")
-flare.restore_optimizer(optimizer)
-(parameter,) = optimizer.param_groups[0]["params"]
-parameter.grad = torch.full_like(parameter, 1.0 + model.current_round)
-optimizer.step()
-"""
-
-
-def test_a_site_continues_with_an_offloaded_state(jobs):
-    ends = [
-        jobs.run(plain(RESTORES.replace("OFFLOADED", text)), QUIET, "rounds=3", LARGE).summary
-        for text in ("True", "False")
-    ]
-    assert [summary.status for summary in ends] == ["finished"] * 2, ends[0].error
-    assert ends[0].model.digest == ends[1].model.digest
 
 
 def test_another_optimizer_or_folder_is_refused(tmp_path):

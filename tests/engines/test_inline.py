@@ -13,7 +13,6 @@ import textwrap
 import threading
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from training_scripts import noisy
 from flstream.client.session import present
 from flstream.errors import UsageError
 from flstream.job import JobError
-from flstream.recipe import FedAvgRecipe, SimEnv
 from flstream.simulation import inline, launcher
 from flstream.simulation.inline import InlineHost
 from flstream.telemetry.events import SiteFailed
@@ -215,23 +213,6 @@ def test_no_process_is_started(jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
     run = jobs.run_files(FILES, *PRIVATE, "tracking.type=tensorboard")
     assert run.summary.status == "finished", run.summary.error
     assert list((run.directory.path / "tensorboard").rglob("events.*"))
-
-
-def test_a_run_from_python_may_be_inline(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    recipe = FedAvgRecipe(
-        name="python",
-        min_clients=2,
-        num_rounds=1,
-        model=f"{tmp_path}/model.py:Net",
-        train_script=str(tmp_path / "client.py"),
-        train_args="--word abc",
-    )
-    env = SimEnv(num_clients=2, engine="inline", quiet=True, workspace_root=tmp_path / "runs")
-    run = recipe.execute(env)
-    assert run.get_status() == "finished"
-    assert capsys.readouterr().out == ""
 
 
 def test_an_exception_is_a_sites_failure_with_its_traceback(
