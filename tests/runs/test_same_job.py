@@ -72,7 +72,7 @@ def append(folder, name, text="# changed\n"):
 
 
 def test_what_the_code_imports_from_beside_itself_is_noted(run):
-    notes = json.loads(run.job_files.read_text())
+    notes = json.loads(run.job_files.read_text())["files"]
     names = {key: [file["name"] for file in files] for key, files in notes.items()}
     assert names == {
         "train.script": ["client.py", "parts/__init__.py", "parts/data.py", "parts/more.py"],
