@@ -65,12 +65,14 @@ def refuse_breakpoints(site: str, job: Job) -> None:
     """Replace ``breakpoint()``, which needs a terminal, by an error that says how to debug."""
     has_file = (job.folder / "job.conf").exists()
     path = shlex.quote(str(job.folder)) if has_file else "JOB"
-    one = "" if site == EVALUATOR else f"flstream debug {path} --site {site}, or "
+    command = f"debug {path} --site {site}"
+    if site == EVALUATOR:
+        command = f"simulate {path} --engine inline"
 
     def refuse(*_: object, **__: object) -> None:
         raise ClientError(
             "breakpoint() needs a terminal, which this process does not have; stop there with "
-            f"{one}flstream simulate {path} --engine inline"
+            f"flstream {command}"
         )
 
     if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:
