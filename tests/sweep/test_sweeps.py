@@ -13,6 +13,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.sweep.results import (
     best_line,
+    best_of_each,
     point_line,
     setting_rows,
     sweep_table,
@@ -323,6 +324,16 @@ def test_a_run_that_was_cut_off_is_kept_from_another_job(sweeps):
     with pytest.raises(UsageError, match="was made by another job"):
         sweeps.sweep("train.args.lr=1")
     assert first.directory(point).events.exists()
+
+
+def test_the_best_other_values_of_each_method_are_told(sweeps):
+    record = sweeps.sweep("train.args.lr=1,2", variants=["workflow.type=cyclic", ""]).record
+    assert best_of_each(record) == []
+    for point, score in zip(record.points, (0.4, 0.2, 0.3, 0.5), strict=True):
+        point.status, point.score = "finished", score
+    cyclic, fedavg = best_of_each(record)
+    assert cyclic == "best of type=cyclic: lr=1 (accuracy 0.4000)"
+    assert fedavg == "best of type=fedavg: lr=2 (accuracy 0.5000)"
 
 
 def test_a_mean_is_of_runs_that_are_over(sweeps):
