@@ -32,6 +32,6 @@ def runs(
     unfinished = [run for run in records if run.status != "running" and may_go_on(run.summary)]
     if unfinished:
         console.print()
-    commands = (sweep_command(run.path.parent) or resume_command(run.path) for run in unfinished)
+    commands = (sweep_command(run.path) or resume_command(run.path) for run in unfinished)
     for command in dict.fromkeys(commands):
         console.out(f"resume with: {command}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 from pyhocon.config_tree import NoneValue
 
@@ -71,7 +72,7 @@ def load_job(
     try:
         if any(problem.key == "" for problem in hocon.problems):
             raise JobError(path, dict.fromkeys(problems))
-        return _resolved(replace(hocon, problems=problems), path.parent, path)
+        return _resolved(replace(hocon, problems=problems), _folder_of(path), path)
     except JobError as error:
         if hocon.yaml:
             what = f"`{hocon.yaml}` is YAML; a job file is HOCON: clients {{ count = 2 }}"
@@ -87,6 +88,21 @@ def load_job(
         if mistaken_texts:
             raise JobError(f"{path} with {', '.join(mistaken_texts)}", error.problems) from None
         raise
+
+
+class _RunFiles(msgspec.Struct):
+    """The part of a run's ``job.files.json`` that says where its job lies."""
+
+    folder: str
+
+
+def _folder_of(path: Path) -> Path:
+    """Return the folder of a job: its file's, or for a run's file that of the job that it ran."""
+    with suppress(OSError, msgspec.DecodeError):
+        record = msgspec.json.decode(path.with_name("job.files.json").read_bytes(), type=_RunFiles)
+        if os.path.isdir(record.folder):
+            return Path(record.folder)
+    return path.parent
 
 
 def job_file(named: str | Path) -> Path:

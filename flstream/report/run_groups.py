@@ -16,6 +16,7 @@ from flstream.report.text import path_labels
 from flstream.text import printable
 
 _MOST_LINES = 8
+_METHOD_KEYS = ("workflow.type", "aggregation.method")
 
 
 def series_color(index: int) -> str:
@@ -59,12 +60,18 @@ def groups_of(
     names = list(labels)
     if group_by or len(members) < len(runs):
         firsts = [runs[group[0]] for group in members]
-        keys = _telling_keys(firsts, group_by or differing_keys(firsts, _following(runs, over)))
+        differing = differing_keys(firsts, _following(runs, over))
+        # The method comes first, as other keys often follow from it.
+        differing.sort(key=lambda key: key not in _METHOD_KEYS)
+        keys = _telling_keys(firsts, group_by or differing)
         short = short_keys(keys or group_by)
         texts = {key: _value_texts(firsts, key) for key in short}
         for place, group in enumerate(members):
             parts = (f"{short[key]}={text}" for key in short if (text := texts[key][place]))
             names[group[0]] = printable(", ".join(parts)) or names[group[0]]
+    for group in members:
+        if not _is_whole(runs[group[0]]) and any(_is_whole(run) for run in runs):
+            names[group[0]] += " (unfinished)"
     counts = Counter(names[group[0]] for group in members)
     groups = []
     for group in members:
@@ -80,14 +87,21 @@ def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> l
     left_out = _following(runs, over)
     for index, run in enumerate(runs):
         if group_by:
-            groups.setdefault(tuple(run.values.get(key) for key in group_by), []).append(index)
+            chosen = tuple(run.values.get(key) for key in group_by)
+            groups.setdefault((_is_whole(run), chosen), []).append(index)
             continue
-        values = tuple((key, value) for key, value in run.values.items() if key not in left_out)
+        own = tuple((key, value) for key, value in run.values.items() if key not in left_out)
+        values: tuple[object, ...] = (*own, _is_whole(run)) if own else ()
         place = run.values.get(over)
         is_new = any(runs[other].values.get(over) == place for other in groups.get(values, []))
         # A run without settings is like no other, and nor is a repetition.
         groups.setdefault(index if is_new or not values else values, []).append(index)
     return list(groups.values())
+
+
+def _is_whole(run: RunRecord) -> bool:
+    """Return whether a run may count in a mean: one that was cut off has scores of fewer rounds."""
+    return run.status == "finished"
 
 
 def _following(runs: Sequence[RunRecord], over: str) -> set[str]:

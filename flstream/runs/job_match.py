@@ -50,6 +50,18 @@ FilesByKey = Mapping[str, Sequence[JobFile]]
 """Files by key of the job file: the file that the key names, then those that it imports."""
 
 
+class JobFiles(msgspec.Struct, frozen=True):
+    """Content of ``job.files.json``.
+
+    Attributes:
+        folder: Absolute path of the job's folder, in which its relative paths start.
+        files: The job's files by key.
+    """
+
+    folder: str
+    files: FilesByKey
+
+
 def files_of(job: Job) -> FilesByKey:
     """Read a job's files: its code with imported files, and its initial model.
 
@@ -76,7 +88,8 @@ def files_of(job: Job) -> FilesByKey:
 
 def render_files(job: Job) -> str:
     """Return the text of job.files.json."""
-    return msgspec.json.format(msgspec.json.encode(files_of(job)), indent=2).decode() + "\n"
+    files = JobFiles(str(job.folder), files_of(job))
+    return msgspec.json.format(msgspec.json.encode(files), indent=2).decode() + "\n"
 
 
 def _shards(path: Path) -> list[Path]:
@@ -140,7 +153,7 @@ def differences(job: Job, run: RunDirectory) -> tuple[list[str], list[str]]:
         UsageError: What the run knows of its job or of its files is damaged.
     """
     try:
-        before = msgspec.json.decode(run.job_files.read_bytes(), type=dict[str, list[JobFile]])
+        before = msgspec.json.decode(run.job_files.read_bytes(), type=JobFiles).files
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{run.job_files} cannot be read: {error}; put it back from a copy, or leave out "

@@ -17,7 +17,7 @@ from flstream.report.running import run_and_show
 from flstream.runs.job_match import check_same_job
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.child import redirect_output
-from flstream.sweep.record import PointRecord
+from flstream.sweep.record import PointRecord, has_failed
 from flstream.telemetry.memory_limit import limited
 from flstream.transport.messages import MessageChannel
 
@@ -38,7 +38,7 @@ def run_point(job: Job, path: Path, record: PointRecord, sweep: socket.socket) -
     console.quiet = True
     try:
         with limited(job.memory_limit), closing(ProcessHost.forked(sweep)) as host:
-            if record.status == "failed":
+            if has_failed(record, RunDirectory(path)):
                 _set_aside_other(job, path)
             run = RunDirectory.reopen(job.name, path)
             summary = run_and_show(job, run, console, resume=True, host=host)

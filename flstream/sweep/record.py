@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from flstream.errors import SimulationError, UsageError
+from flstream.runs.run_directory import RunDirectory
 from flstream.runs.small_files import write_whole
 from flstream.runs.summary import Summary
 from flstream.sweep.grid import keys_of
@@ -21,7 +22,7 @@ class PointRecord(msgspec.Struct):
 
     Attributes:
         name: Name of its folder.
-        values: Value of each key that it sets.
+        values: Value of each key that the sweep sets; the job's own where its variant sets none.
         seed: Its seed.
         status: ``waiting`` for one that was not run yet; ``pruned`` for one that was left behind.
         rounds: Rounds that it has completed.
@@ -142,13 +143,13 @@ class SweepRecord(msgspec.Struct):
         own = {_identity(point) for point in self.points}
         for is_other, what in (
             (before.job != self.job, f"of the job {before.job}"),
-            (before.prune != self.prune, "with another --prune"),
+            (before.prune != self.prune, f"with{'' if before.prune else 'out'} --prune"),
             (self.prune and own != known.keys(), "of other points, which --prune compares"),
         ):
             if is_other:
                 raise UsageError(
-                    f"{path.parent} has a sweep {what}; remove it, or name another folder with "
-                    "--run-dir"
+                    f"{path.parent} has a sweep {what}; give the command that it was begun with, "
+                    "or name a new folder with --run-dir"
                 )
         others = [point for identity, point in known.items() if identity not in own]
         self.others = [point for point in others if point.status != "waiting"]
@@ -164,12 +165,25 @@ class SweepRecord(msgspec.Struct):
             taken.add(point.name)
 
 
-def sweep_command(folder: Path) -> str:
-    """Return the command that resumes the sweep in a folder; empty where none is known."""
+def sweep_command(run: Path) -> str:
+    """Return the command that resumes the sweep of a run; empty where none has it."""
     try:
-        return msgspec.json.decode((folder / "sweep.json").read_bytes(), type=SweepRecord).command
+        content = run.with_name("sweep.json").read_bytes()
+        record = msgspec.json.decode(content, type=SweepRecord)
     except (OSError, msgspec.DecodeError):
         return ""
+    return record.command if any(point.name == run.name for point in record.points) else ""
+
+
+def has_failed(point: PointRecord, run: RunDirectory) -> bool:
+    """Return whether a run has failed, so that it may begin anew with another job or other code.
+
+    A run that was cut off has no summary yet, or that of its last sitting.
+    """
+    try:
+        return msgspec.json.decode(run.summary.read_bytes(), type=Summary).status == "failed"
+    except (OSError, msgspec.DecodeError):
+        return point.status == "failed"
 
 
 def _identity(point: PointRecord) -> bytes:

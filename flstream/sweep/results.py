@@ -43,7 +43,7 @@ def setting_rows(record: SweepRecord) -> list[dict[str, Any]]:
     """Return a row for each setting: its values by key, and the scores of its runs.
 
     ``mean``, ``spread`` (the standard deviation over seeds; None for fewer than two), ``lowest``
-    and ``highest`` are of the best key metric of each run. ``seconds`` is the sum over runs, and
+    and ``highest`` are of the best key metric of each run that is over. ``seconds`` is the sum, and
     ``simulated_seconds`` their mean by the virtual clock; None without one. ``status`` is that of
     its runs where they have the same. ``is_best`` marks the setting with the best mean, once all
     runs are over.
@@ -65,21 +65,54 @@ def best_line(record: SweepRecord) -> str:
     best = next((row for row in rows if row["is_best"]), None)
     if best is None or len(rows) == 1:
         return ""
+    count = sum(row["status"] not in ("finished", "pruned") for row in rows)
+    failed = f" ({counted(count, 'setting')} with a failed run left out)" if count else ""
     if best["spread"] is None:
         more = record.seeds == 1 and not record.prune  # a pruned sweep takes no points in
         advice = "; --seeds 3 would show how much seeds change it" if more else ""
-        return f"* has the best mean{advice}"
+        return f"* has the best mean{failed}{advice}"
     near = sum(
         abs(row["mean"] - best["mean"]) <= max(best["spread"], row["spread"] or 0.0)
         for row in rows
         if row is not best and row["mean"] is not None
     )
     others = "no other is" if near == 0 else f"{near} {'other is' if near == 1 else 'others are'}"
-    return f"* has the best mean; {others} within one spread of it"
+    return f"* has the best mean{failed}; {others} within one spread of it"
+
+
+def best_of_each(record: SweepRecord) -> list[str]:
+    """Return a line for each variant, or each value of the first key, with the best other values.
+
+    Returns:
+        The lines; none where nothing else is varied, or a run is still to come.
+    """
+    rows = setting_rows(record)
+    first = {key for variant in record.variants for key in variant} or {*record.keys[:1]}
+    others = [key for key in record.keys if key not in first]
+    if not others or not any(row["is_best"] for row in rows):
+        return []
+    labels, groups = short_keys(record.keys), dict[str, list[dict[str, Any]]]()
+
+    def words(row: Mapping[str, Any], is_first: bool) -> str:
+        own = {key: value for key, value in row["values"].items() if (key in first) == is_first}
+        return ", ".join(f"{labels[key]}={shown(value)}" for key, value in own.items())
+
+    for row in rows:
+        if row["mean"] is not None and row["status"] == "finished":
+            groups.setdefault(words(row, True), []).append(row)
+    if len(groups) < 2:
+        return []
+    choose, lines = max if record.mode == "max" else min, []
+    for name, members in groups.items():
+        best = choose(members, key=lambda row: row["mean"])
+        value = format_metrics({record.metric: best["mean"]})
+        lines.append(f"best of {name}: {words(best, False)} ({value})")
+    return lines
 
 
 def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
-    scores = [point.score for point in points if point.score is not None]
+    over = [point for point in points if point.status in ("finished", "pruned")]
+    scores = [point.score for point in over if point.score is not None]
     simulated = [seconds for it in points if (seconds := it.simulated_seconds) is not None]
     statuses = {point.status for point in points}
     return {
@@ -123,9 +156,12 @@ def write_results(folder: Path, record: SweepRecord) -> Path | None:
             write_whole(folder / name, text)
         except OSError as error:
             raise SimulationError(f"{folder / name} cannot be written: {error.strerror}") from error
-    runs = [folder / point.name for point in record.points]
-    begun = [run for run in runs if (run / "summary.json").exists()]
-    return write_page(begun, folder / "report.html") if begun else None
+    begun = [it for it in record.points if (folder / it.name / "summary.json").exists()]
+    if not begun:
+        return None
+    runs = [folder / point.name for point in begun]
+    keys = [key for key in record.keys if any(key in point.values for point in begun)]
+    return write_page(runs, folder / "report.html", group_by=keys)
 
 
 def sweep_table(record: SweepRecord) -> Table:
@@ -140,11 +176,11 @@ def sweep_table(record: SweepRecord) -> Table:
     columns = [
         *(_value_column(label, take, rows) for label, take in zip(heads, others, strict=True)),
         Column("status", "state", 1, itemgetter("status")),
-        Column("runs", "count", 3, itemgetter("runs")),
+        Column("runs", "count", 1, itemgetter("runs")),
         Column(record.metric, "metric", 0, itemgetter("mean")),
         Column("spread", "metric", 1, itemgetter("spread")),
         Column("rounds", "count", 2, itemgetter("rounds")),
-        Column("time", "duration", 2, itemgetter("seconds")),
+        Column("time", "duration", 3, itemgetter("seconds")),
         Column("simulated", "duration", 1, itemgetter("simulated_seconds")),
     ]
     seeds = counted(record.seeds, "seed")

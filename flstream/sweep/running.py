@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import mean
@@ -16,25 +16,25 @@ import msgspec
 
 from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
-from flstream.job import Job, JobError
+from flstream.job import Job, JobError, render_job
+from flstream.job.keys import value_at, which_key
 from flstream.report.text import counted
 from flstream.runs.job_match import differences
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.interruption import handling
-from flstream.sweep.grid import Axes, Point, Values, grid
-from flstream.sweep.record import PointRecord, SweepRecord
+from flstream.sweep.grid import Axes, Point, Values, grid, keys_of
+from flstream.sweep.record import PointRecord, SweepRecord, has_failed
 from flstream.telemetry.locks import lock_file
 from flstream.text import brief_names, how_ended
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 
+_ARGS = "train.args"
 _POINT = "flstream.sweep.point:run_point"
 _POINT_MODULE = "flstream.sweep.point"
 # Seconds that stopped runs may take to keep their last round, and a process to be gone.
 _STOP_SECONDS, _END_SECONDS = 20.0, 5.0
-# Runs whose folder may be of another job: it is none, or is set aside.
-_BEGUN_ANEW = ("waiting", "failed")
 
 JobOf = Callable[[Point, int | None], Job]
 """Function that returns the job of a point, with so many rounds; None for its own number."""
@@ -119,7 +119,13 @@ class Sweep:
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
-        waiting = [PointRecord(point.name, dict(point.values), point.seed) for point in points]
+        if settings:
+            _check_apart(points, jobs)
+        keys = keys_of(settings, plain)
+        waiting = [
+            PointRecord(point.name, _all_values(point, job, keys), point.seed)
+            for point, job in zip(points, jobs, strict=True)
+        ]
         metric = first.key_metric, first.key_metric_mode
         self.record = SweepRecord(
             first.name, *metric, settings, plain, seeds, prune, command, waiting
@@ -128,7 +134,7 @@ class Sweep:
         names = [record.name for record in self.record.points]
         self._points = dict(zip(names, points, strict=True))
         self._jobs = dict(zip(names, jobs, strict=True))
-        self.notes = [*self._notes_on_earlier(), *_notes(jobs)]
+        self.notes = [*self._notes_on_earlier(), *_notes(jobs), *self._notes_on_arguments()]
 
     @property
     def _file(self) -> Path:
@@ -140,26 +146,40 @@ class Sweep:
 
     def _notes_on_earlier(self) -> Iterator[str]:
         """Yield sentences on runs from before, and refuse those of another job."""
-        earlier = [point for point in self.record.points if point.status not in _BEGUN_ANEW]
-        if done := sum(self._is_done(point, None) for point in earlier):
-            yield f"{done} of the runs {'is' if done == 1 else 'are'} over already"
+        done = [point for point in self.record.points if self._is_done(point, None)]
+        if done:
+            yield f"{len(done)} of the runs {'is' if len(done) == 1 else 'are'} over already"
         if others := len(self.record.others):
             yield f"{counted(others, 'run')} of values that are not asked for stay in the folder"
         of_other_code: dict[str, list[str]] = {}
-        for point in earlier:
+        for point in self.record.points:
             run = self.directory(point)
-            if not run.job_file.exists():
+            if not run.job_file.exists() or has_failed(point, run):
                 continue
             keys, files = differences(self._jobs[point.name], run)
-            if keys:
+            if keys or (files and point not in done):
                 raise UsageError(
-                    f"the run in {run.path} was made by another job: {'; '.join(keys)}; give the "
-                    "settings that the sweep was begun with, or name a new folder with --run-dir"
+                    f"the run in {run.path} was made by another job: {'; '.join([*keys, *files])}; "
+                    "give the settings and files that it was begun with, or name a new folder with "
+                    "--run-dir"
                 )
             for change in files:
                 of_other_code.setdefault(change, []).append(point.name)
         for change, names in of_other_code.items():
             yield f"{brief_names(names, 2)}: {change}; a new --run-dir runs all with the same files"
+
+    def _notes_on_arguments(self) -> Iterator[str]:
+        """Yield sentences on arguments of training code that the job itself does not give it."""
+        try:
+            job = self._job_of(Point("", {}, None), None)
+        except JobError:  # it needs what the sweep sets
+            return
+        args = job.train.args
+        own = [f"{_ARGS}.{name}" for name in args] if isinstance(args, Mapping) else []
+        for key in self.record.keys:
+            if own and key.startswith(f"{_ARGS}.") and key not in own:
+                hint = which_key(key, own) or f"there are {', '.join(own)}"
+                yield f"the job itself has no {key}; {hint}"
 
     def run(self, parallel: int = 1, on_progress: OnProgress = lambda progress: None) -> bool:
         """Run all points that are not finished; return whether Ctrl-C has stopped it.
@@ -347,11 +367,37 @@ def _check_programs(point: Point, job: Job) -> None:
         raise JobError(f"the point {point.name}", error.problems) from None
 
 
+def _check_apart(points: Sequence[Point], jobs: Sequence[Job]) -> None:
+    """Refuse variants that come to the same job."""
+    known: dict[str, str] = {}
+    for point, job in zip(points, jobs, strict=True):
+        same = known.setdefault(render_job(job), point.name)
+        if same != point.name:
+            raise UsageError(
+                f"the points {same} and {point.name} are the same job; leave one of the variants "
+                "out"
+            )
+
+
+def _all_values(point: Point, job: Job, keys: Sequence[str]) -> dict[str, Any]:
+    """Return a point's value of each key, which is the job's where its variant sets none."""
+    if len(point.values) == len(keys):
+        return dict(point.values)
+    own = job.written()
+    values = {key: point.values.get(key, value_at(own, key)) for key in keys}
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def _notes(jobs: Sequence[Job]) -> list[str]:
     """Return sentences on jobs whose processes are not forked with their imports made."""
     notes = []
     if any(job.train.command is not None for job in jobs):
         notes.append("train.command starts processes that import torch themselves, in each run")
+    if any(job.clients.workers < job.clients.count and job.train.learner is None for job in jobs):
+        notes.append(
+            "sites share processes, in which each task runs the script anew; "
+            "clients.parallel = clients.count would not"
+        )
     if any(not (job.engine.is_local or job.engine.is_inline) for job in jobs):
         notes.append("workers on a Ray cluster import torch themselves, in each run")
     return notes

@@ -72,7 +72,7 @@ def append(folder, name, text="# changed\n"):
 
 
 def test_what_the_code_imports_from_beside_itself_is_noted(run):
-    notes = json.loads(run.job_files.read_text())
+    notes = json.loads(run.job_files.read_text())["files"]
     names = {key: [file["name"] for file in files] for key, files in notes.items()}
     assert names == {
         "train.script": ["client.py", "parts/__init__.py", "parts/data.py", "parts/more.py"],
@@ -171,6 +171,12 @@ def test_initial_weights_are_compared_by_what_they_hold(folder, tmp_path):
         file.seek(2 << 20)
         file.write(b"1")
     assert "w.safetensors was changed since the run began" in refusal(folder, run, override)
+
+
+def test_the_job_of_a_run_lies_in_the_folder_of_the_job_that_it_ran(folder, run, tmp_path):
+    moved = tmp_path / "moved"
+    run.path.rename(moved)
+    assert load_job(moved).folder == load_job(folder).folder == folder
 
 
 def test_what_a_run_has_noted_of_its_job_is_named_where_it_is_damaged(folder, run):

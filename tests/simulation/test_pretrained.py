@@ -68,7 +68,7 @@ def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form
     assert torch.equal(found["head.weight"], VALUES["wte.weight"])
     assert torch.equal(found["norm.weight"], VALUES["norm.weight"])
     # The shards of an index are compared on resume, as the file itself is.
-    listed = json.loads(run.directory.job_files.read_text())["model.initial"]
+    listed = json.loads(run.directory.job_files.read_text())["files"]["model.initial"]
     assert len(listed) == (4 if form == "index" else 1)
 
 

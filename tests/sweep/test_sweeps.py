@@ -13,6 +13,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.sweep.results import (
     best_line,
+    best_of_each,
     point_line,
     setting_rows,
     sweep_table,
@@ -237,6 +238,14 @@ def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_w
     }
 
 
+def test_an_argument_that_the_job_does_not_have_is_named(sweeps):
+    assert (
+        "no train.args.lrr; did you mean train.args.lr?"
+        in sweeps.sweep("train.args.lrr=1").notes[0]
+    )
+    assert sweeps.sweep("train.args.lr=1", "rounds=1").notes == []
+
+
 def test_mistakes_of_any_point_come_before_a_run_begins(sweeps):
     with pytest.raises(JobError, match=r"clients\.count"):
         sweeps.sweep("clients.count=2,none")
@@ -290,12 +299,60 @@ def test_results_of_other_settings_are_never_taken_for_those_of_this_sweep(sweep
         sweeps.sweep("train.args.lr=1")
 
 
-def test_runs_of_other_code_are_named(sweeps):
+def test_runs_of_other_code_are_named_and_never_gone_on_with(sweeps):
     sweeps.sweep("train.args.lr=1").run()
     client = sweeps.folder / "client.py"
     client.write_text(client.read_text() + "# mended\n")
     [_, note] = sweeps.sweep("train.args.lr=1").notes
     assert "lr=1,seed=5: client.py was changed" in note
+    job = sweeps.folder / "job.conf"
+    job.write_text(job.read_text().replace("rounds = 2", "rounds = 3"))
+    with pytest.raises(UsageError, match=r"lr=1,seed=5 was made by another job: client\.py was ch"):
+        sweeps.sweep("train.args.lr=1")
+
+
+def test_a_run_that_was_cut_off_is_kept_from_another_job(sweeps):
+    first = sweeps.sweep("train.args.lr=1")
+    first.run()
+    [point] = first.record.points
+    # As kill -9 leaves it in its first sitting.
+    first.directory(point).summary.unlink()
+    point.status = "waiting"
+    first.record.write(first.folder / "sweep.json")
+    job = sweeps.folder / "job.conf"
+    job.write_text(job.read_text().replace("lr = 1.0", "lr = 1.0, bonus = 0.5"))
+    with pytest.raises(UsageError, match="was made by another job"):
+        sweeps.sweep("train.args.lr=1")
+    assert first.directory(point).events.exists()
+
+
+def test_the_best_other_values_of_each_method_are_told(sweeps):
+    record = sweeps.sweep("train.args.lr=1,2", variants=["workflow.type=cyclic", ""]).record
+    assert best_of_each(record) == []
+    for point, score in zip(record.points, (0.4, 0.2, 0.3, 0.5), strict=True):
+        point.status, point.score = "finished", score
+    cyclic, fedavg = best_of_each(record)
+    assert cyclic == "best of type=cyclic: lr=1 (accuracy 0.4000)"
+    assert fedavg == "best of type=fedavg: lr=2 (accuracy 0.5000)"
+
+
+def test_a_mean_is_of_runs_that_are_over(sweeps):
+    record = sweeps.sweep("train.args.lr=1,2", seeds=2).record
+    ends = [("finished", 0.4), ("stopped", 0.2), ("failed", 0.9), ("finished", 0.3)]
+    for point, end in zip(record.points, ends, strict=True):
+        point.status, point.score = end
+    first, second = setting_rows(record)
+    assert (first["runs"], first["mean"], second["runs"], second["mean"]) == (1, 0.4, 1, 0.3)
+    record.points[1].status = "finished"
+    assert "(1 setting with a failed run left out)" in best_line(record)
+
+
+def test_the_page_names_what_the_sweep_varies(sweeps):
+    sweep = sweeps.sweep(variants=["workflow.type=cyclic,train.args.bonus=0.1", ""], seeds=2)
+    sweep.run(parallel=2)
+    page = write_results(sweep.folder, sweep.record).read_text()
+    assert ">type=cyclic<" in page
+    assert ">type=fedavg<" in page
 
 
 def test_variants_of_several_sections_are_one_table(sweeps):
@@ -306,11 +363,13 @@ def test_variants_of_several_sections_are_one_table(sweeps):
     lines = [line.split() for line in sweep_table(sweep.record).lines(80)]
     assert lines[0][:4] == ["type", "method", "lr", "rounds"]
     assert [line[:3] for line in lines[1:]] == [
-        ["scaffold", "*", "-"],
-        ["-", "median", "2"],
-        ["-", "-", "-"],
+        ["scaffold", "*", "mean"],
+        ["fedavg", "median", "2"],
+        ["fedavg", "mean", "1.0"],
     ]
-    assert table_csv(sweep.record).splitlines()[2].startswith(",median,2,1,finished")
+    assert table_csv(sweep.record).splitlines()[2].startswith("fedavg,median,2,1,finished")
+    with pytest.raises(UsageError, match=r"rounds=1,seed=5 and type=fedavg,rounds=1,seed=5 are th"):
+        sweeps.sweep("rounds=1", variants=["", "workflow.type=fedavg"])
 
 
 def test_a_damaged_record_of_a_sweep_is_refused(sweeps):
