@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import tempfile
 import textwrap
@@ -54,9 +53,13 @@ A test overrides it with the fixture ``processes``.
 
 # For bases of models; what a test starts itself, such as a browser, keeps its own.
 _FOLDER = tempfile.TemporaryDirectory(prefix="flstream-cache-")
-atexit.register(_FOLDER.cleanup)
 CACHE = _FOLDER.name
 """Folder in which the processes of tests keep bases of models."""
+
+
+def pytest_unconfigure() -> None:
+    """Remove that folder, also in processes of xdist, which end without leaving Python."""
+    _FOLDER.cleanup()
 
 
 class Run(NamedTuple):
