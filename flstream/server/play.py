@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flstream.debugging import code_failed, debugged_site
+from flstream.debugging import code_failed, debugged_site, sentence
 from flstream.errors import (
     FlstreamError,
     ResumeRefusedError,
@@ -33,7 +33,6 @@ from flstream.telemetry.events import (
 from flstream.telemetry.halts import halt_at
 from flstream.text import brief_names
 from flstream.units import format_bytes
-from flstream.worker.user_code import sentence
 
 
 def prepare(context: ServerContext) -> None:

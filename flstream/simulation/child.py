@@ -19,15 +19,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
-from flstream.client.base import enter_base
 from flstream.debugging import code_failed
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError, StreamingError
-from flstream.job import Job
-from flstream.job.code import make_importable
 from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
-from flstream.worker.alias import REFUSED, client_names, install
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -72,14 +68,6 @@ def refuse_breakpoints(site: str) -> None:
 
     if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = refuse
-
-
-def prepare_imports(job: Job) -> None:
-    """Make a job's folder and base available, and install names for other packages."""
-    enter_base(job.base)
-    if job.train.alias is not None:
-        install(job.train.alias, client_names(), REFUSED)
-    make_importable(job.folder)
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:

@@ -23,8 +23,6 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from flstream.client.base import enter_base, present_base
-from flstream.client.session import enter, present
 from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
 from flstream.transport.channel import is_hung_up
@@ -44,6 +42,9 @@ class EndedError(BaseException):
 def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return functions that take state from the process, and that restore it."""
     import torch
+
+    from flstream.client.base import enter_base, present_base
+    from flstream.client.session import enter, present
 
     def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         return partial(getattr, module, name), partial(setattr, module, name)
@@ -191,6 +192,8 @@ class Places:
         ``place`` is new, and ``streams`` are the standard output and standard error of its code.
         """
         import torch
+
+        from flstream.client.session import enter
 
         _this_thread.place = place
         place.keep_of(self._outside)

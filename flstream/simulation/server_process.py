@@ -39,10 +39,14 @@ from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
-from flstream.simulation.base_builder import build_base
+from flstream.simulation.builders import (
+    MODEL_BUILDER,
+    await_model,
+    build_base,
+    start_model_builder,
+)
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
-from flstream.simulation.model_builder import BUILDER, await_built, start_builder
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import limits_for
 from flstream.telemetry.event_log import EventLog
@@ -228,8 +232,8 @@ def _run(
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
-                builder = stack.enter_context(closing(start_builder(job, run, host, abort)))
-                note_started(BUILDER, builder.pid)
+                builder = stack.enter_context(closing(start_model_builder(job, run, host, abort)))
+                note_started(MODEL_BUILDER, builder.pid)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
@@ -275,7 +279,7 @@ def _run(
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
-                built = await_built(builder)
+                built = await_model(builder)
                 reporter.emit(built)
                 initial = built.digest
             assert initial is not None

@@ -22,7 +22,6 @@ from flstream.simulation.child import (
     abandon_in_children,
     end_with_peer,
     ignore_interrupts,
-    prepare_imports,
     redirect_output,
     refuse_breakpoints,
 )
@@ -42,6 +41,7 @@ from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
+from flstream.worker.user_code import prepare_imports
 from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 
