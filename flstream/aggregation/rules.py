@@ -84,6 +84,10 @@ class AggregationRule:
             getattr(find(self.method, "class"), "combine", None)
         )
 
+    def adopting(self) -> AggregationRule:
+        """Return the rule by which one update becomes the next model, as it is."""
+        return replace(self, method="mean", args={}, clip_norm=None, weights={}, mechanism=None)
+
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
         """Return the rule of a fold with a mechanism that makes the mean private."""
         return replace(self, clip_norm=mechanism.clip_norm, mechanism=mechanism)

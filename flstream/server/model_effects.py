@@ -28,7 +28,6 @@ from flstream.server.arguments import (
 )
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
-from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
 from flstream.server.scores import received_score
 from flstream.server.scoring import weighted_metrics
@@ -182,7 +181,11 @@ class ModelEffects:
             keeps_last=keeps_last and at is None,
             tensors=code,
         )
-        make = fold.make if at is None else partial(fold_at, fold, at, keeps_last)
+        make = fold.make
+        if at is not None:
+            from flstream.server.peer_fold import fold_at
+
+            make = partial(fold_at, fold, at, keeps_last)
         for training in to_fold.trainings:
             training.combines, training.at = code is not None, at or ()
         if (unread := to_fold.unread) is not None:
@@ -251,7 +254,8 @@ class ModelEffects:
         own = state.store.own_bodies(base)
         handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
         state.received.add_model(model.version, base.version, to_fold.trainings)
-        self._state.trainings.started.give_late(handle)
+        if state.trainings.has_started:
+            state.trainings.started.give_late(handle)
         state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
         if state.private is not None and result.privacy is not None:
             state.private.take(result.privacy, state.round)

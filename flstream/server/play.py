@@ -15,7 +15,6 @@ from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.debugged_run import DebuggedRun
 from flstream.server.disk import check_run
 from flstream.server.effects import EffectJournal
 from flstream.server.model_store import ModelStore
@@ -106,7 +105,8 @@ def play(
             raise SimulationError(str(error)) from error
         raise
     finally:
-        state.trainings.started.close()
+        if state.trainings.has_started:
+            state.trainings.started.close()
 
 
 def _play_stage(state: RunState, place: int, start: int) -> int:
@@ -116,7 +116,11 @@ def _play_stage(state: RunState, place: int, start: int) -> int:
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
     state.begin_stage(place, stopping)
-    face = Run if debugged_site() is None else DebuggedRun
+    face = Run
+    if debugged_site() is not None:
+        from flstream.server.debugged_run import DebuggedRun
+
+        face = DebuggedRun
     run = face(state, stage.args, stopping, start, is_last)
     try:
         returned = stage.load_program()(run)
@@ -134,7 +138,8 @@ def _play_stage(state: RunState, place: int, start: int) -> int:
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
     state.trainings.check_done()
-    state.trainings.started.cancel()
+    if state.trainings.has_started:
+        state.trainings.started.cancel()
     state.end_stage(run.ended_early)
     if returned is None:
         context.emit(

@@ -19,7 +19,6 @@ from flstream.errors import WorkflowError
 from flstream.model.selection import PART_ORDERS, Part, PartOrder
 from flstream.server.arguments import check_bodies, check_model, check_name, parts_of
 from flstream.server.collector import ResultCollector, TaskWaits
-from flstream.server.json_files import write_json
 from flstream.server.program_view import (
     Model,
     SiteModel,
@@ -28,8 +27,7 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
-from flstream.server.remembered import remembered
-from flstream.server.samplers import sampled
+from flstream.server.sampling import sample_sites
 from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import ProcessStarted, SiteLog
 
@@ -205,9 +203,13 @@ class Run:
         if state.private is not None:
             drawn = state.private.sample(state.sites, number)
             least = min(least, len(drawn))
-        else:
+        elif state.site_history is not None:
+            from flstream.server.samplers import sampled
+
             history = state.site_history.before(number)
             drawn = sampled(job.clients.sampler, state.sites, count, history)
+        else:
+            drawn = sample_sites(state.sites, count, job.seed, number)
         ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -618,6 +620,8 @@ class Run:
         Raises:
             WorkflowError: They are more, or no bytes.
         """
+        from flstream.server.remembered import remembered
+
         return remembered(self._state, name, compute)
 
     @uncatchable
@@ -680,6 +684,8 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
+        from flstream.server.json_files import write_json
+
         write_json(self._state, path, value)
 
     @uncatchable

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.device import NANOSECONDS
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
-from flstream.server.collecting import ModelCollection
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.fleet import Fleet
 from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
-from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
 from flstream.server.scores import Scores
 from flstream.server.scoring import ScoringEffects
-from flstream.server.simulated_clock import SimulatedClock
 from flstream.server.site_code import AskedKinds, SentValues
-from flstream.server.site_history import SiteHistory
 from flstream.server.site_tasks import SiteTasks
 from flstream.server.training import SiteTraining
 from flstream.server.training_effects import TrainingEffects
@@ -32,6 +30,12 @@ from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
+
+if TYPE_CHECKING:
+    from flstream.server.collecting import ModelCollection
+    from flstream.server.privacy import PrivateFolds
+    from flstream.server.simulated_clock import SimulatedClock
+    from flstream.server.site_history import SiteHistory
 
 
 class RunState:
@@ -50,14 +54,13 @@ class RunState:
         received: What sites have of models of which they were sent parts.
         trainings: The effects of trainings.
         models: The effects that make models.
-        collection: The models that sites were asked for.
         scoring: The effects of scores.
         tasks: Makes the sites' parts of tasks, and follows their states.
         fleet: The sites: who may be asked, and who is idle.
         clock: The virtual clock; None where that on the wall counts.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
-        site_history: What sites have done, for samplers.
+        site_history: What sites have done; None where the sampler needs none of it.
         scores: What sites have found of models.
         asked: Kinds of task that the sites' code tells apart.
         sent: What its workflows have sent for training code to use.
@@ -79,25 +82,43 @@ class RunState:
         self.update_store = UpdateStore(context, store, self.received)
         self.fleet = Fleet(job)
         self.tasks = SiteTasks(job.seed, self.fleet.numbers)
-        self.clock = SimulatedClock(job, self.fleet) if job.time.is_virtual else None
+        self.clock: SimulatedClock | None = None
+        if job.time.is_virtual:
+            from flstream.server.simulated_clock import SimulatedClock
+
+            self.clock = SimulatedClock(job, self.fleet)
         self.in_flight: dict[str, SiteTraining] = {}
-        self.site_history = SiteHistory(job)
+        self.site_history: SiteHistory | None = None
+        if not job.clients.sampler.is_uniform:
+            from flstream.server.site_history import SiteHistory
+
+            self.site_history = SiteHistory(job.seed)
         self.scores = Scores(job)
         self.asked = AskedKinds()
         self.sent = SentValues()
         self.last_models: dict[str, tuple[str, int]] = {}
-        self.private = PrivateFolds(job) if job.privacy.is_on else None
+        self.private: PrivateFolds | None = None
+        if job.privacy.is_on:
+            from flstream.server.privacy import PrivateFolds
+
+            self.private = PrivateFolds(job)
         self.round = 0
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
         self.trainings = TrainingEffects(self)
         self.models = ModelEffects(self)
-        self.collection = ModelCollection(self)
         self.scoring = ScoringEffects(self)
         self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
+
+    @cached_property
+    def collection(self) -> ModelCollection:
+        """The models that sites were asked for."""
+        from flstream.server.collecting import ModelCollection
+
+        return ModelCollection(self)
 
     @property
     def sites(self) -> list[str]:

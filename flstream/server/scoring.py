@@ -14,7 +14,6 @@ from flstream.runs.results import ScoreResult
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
-from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
 from flstream.server.scores import site_columns
 from flstream.server.task_plan import plan_task
@@ -31,6 +30,7 @@ _TRAINS_TO_EVALUATE = (
 )
 
 if TYPE_CHECKING:
+    from flstream.server.evaluator import CentralScore
     from flstream.server.run_state import RunState
 
 

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from flstream.aggregation.adoption import expect_sound
 from flstream.errors import (
     ChannelClosedError,
     SimulationError,
@@ -29,7 +28,6 @@ from flstream.server.collected_updates import (
 from flstream.server.collector import START_KEY, ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.pooled_worker import ReportCallback
-from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
@@ -57,6 +55,9 @@ from flstream.worker.messages import (
     WrittenUpdate,
     is_weight,
 )
+
+if TYPE_CHECKING:
+    from flstream.server.simulated_clock import SiteClock, SiteTime
 
 # Bytes of an update that are checked at a time.
 _CHECKED_BYTES = 1 << 20
@@ -197,6 +198,8 @@ class TaskRun:
         """Leave out the sites whose answers come too late on the virtual clock."""
         if not self._clocks:
             return
+        from flstream.server.simulated_clock import late_answers
+
         self.ended, late = late_answers(
             self._clocks, list(self.collector.in_order), self.collector.end
         )
@@ -339,6 +342,8 @@ class TaskRun:
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""
         if self.spec.is_checked:
+            from flstream.aggregation.adoption import expect_sound
+
             source = update.source(_CHECKED_BYTES)
             try:
                 expect_sound(self.spec.model, source, _CHECKED_BYTES, self._context.expect_on)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
@@ -26,7 +27,6 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.site_tasks import with_states
-from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
 from flstream.server.uncatchable import uncatchable
@@ -35,6 +35,7 @@ from flstream.worker.meta import pack_values
 
 if TYPE_CHECKING:
     from flstream.server.run_state import RunState
+    from flstream.server.started import StartedTrainings
 
 # Most waits in a row for a device that comes back, with no training in flight, for each site.
 _MOST_IDLE_WAITS = 1000
@@ -43,21 +44,28 @@ _MOST_LOST = 10_000
 
 
 class TrainingEffects:
-    """Asks for trainings, does each that is new, and replays the others.
-
-    Attributes:
-        started: The trainings of single sites that are in flight.
-    """
+    """Asks for trainings, does each that is new, and replays the others."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self.started = StartedTrainings(state)
         # Trainings that were neither read nor folded yet.
         self._pending: list[SiteTraining] = []
         # Waits with nothing in flight since the last start.
         self._idle_waits = 0
         # Trainings in a row that were started and have failed.
         self._lost = 0
+
+    @cached_property
+    def started(self) -> StartedTrainings:
+        """The trainings of single sites that are in flight."""
+        from flstream.server.started import StartedTrainings
+
+        return StartedTrainings(self._state)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the workflow has started a training of a single site."""
+        return "started" in vars(self)
 
     def ask(
         self,
@@ -487,7 +495,8 @@ class TrainingEffects:
         if state.clock is not None:
             state.clock.go_on(result.ended)
         state.received.take(training, set(result.sites))
-        state.site_history.take(training.round, result)
+        if state.site_history is not None:
+            state.site_history.take(training.round, result)
         if result.sites:
             state.sent.note(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)

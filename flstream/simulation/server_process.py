@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,10 +31,8 @@ from flstream.errors import (
 )
 from flstream.job import Job
 from flstream.runs.history import run_started
-from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
-from flstream.server.evaluator import Evaluator
 from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
 from flstream.server.stream_settings import stream_settings
@@ -68,6 +67,9 @@ from flstream.telemetry.events import (
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.channel import AbortSignal, is_hung_up
 from flstream.transport.messages import MessageChannel
+
+if TYPE_CHECKING:
+    from flstream.runs.resume import ResumePoint
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
 _EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
@@ -272,6 +274,8 @@ def _run(
                 host=host,
             )
             if job.is_scored_centrally:
+                from flstream.server.evaluator import Evaluator
+
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
                 stack.enter_context(closing(own))
                 evaluator = Evaluator(replace(context, job=job.of_evaluator(), pool=own))
