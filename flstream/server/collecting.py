@@ -73,10 +73,12 @@ class ModelCollection:
             "timeout": seconds,
         }
         request = f"collect({name}, {brief_names(sites)})"
-        tasks = state.tasks.new("submit_model", sites, state.round)
+        tasks = state.fleet.tasks("submit_model", sites, state.round)
 
         def do(number: int) -> tuple[CollectResult, None]:
-            submitters = state.asked.submitters(sites) if not self._context.job.filters.up else []
+            submitters = (
+                state.site_code.submitters(sites) if not self._context.job.filters.up else []
+            )
             of_asked = {site: tasks[site] for site in submitters}
             return self._collected(number, base, sites, of_asked, seconds), None
 

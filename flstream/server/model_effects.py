@@ -29,8 +29,7 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.program_view import Model, Update
-from flstream.server.scores import received_score
-from flstream.server.scoring import weighted_metrics
+from flstream.server.scoring import received_score, weighted_metrics
 from flstream.server.updates_to_fold import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
@@ -190,7 +189,7 @@ class ModelEffects:
             training.combines, training.at = code is not None, at or ()
         if (unread := to_fold.unread) is not None:
             trained = unread.result = state.trainings.perform(unread, number, fold)
-            state.asked.record(trained.asks)
+            state.site_code.record(trained.asks)
         began = time.monotonic()
         record = make(state.round)
         result = FoldResult(
@@ -244,7 +243,11 @@ class ModelEffects:
         """
         state = self._state
         is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
-        return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
+        return (
+            is_of_it
+            and state.site_code.is_received
+            and state.scoring.may_be_received(model, state.round)
+        )
 
     def _take(self, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
         """Continue from a model on record, with all that its effect changed."""
@@ -264,14 +267,14 @@ class ModelEffects:
             self._state.trainings.take(training, result.train, number)
             training.is_folded = True
         if self._is_score(base, to_fold):
-            state.warn(state.scores.add_received(base, result.metrics))
+            state.warn(state.scoring.add_received(base, result.metrics))
         if state.totals is not None:
             # Scores of the model that was received are no facts of the one that is being made.
-            is_received = state.asked.is_received
+            is_received = state.site_code.is_received
             state.totals.add_model(replace(result, metrics={}) if is_received else result)
         if training is not None:
             # What sites kept in this effect that were refused goes back to what it was before, too.
-            state.tasks.set_states({site: training.tasks[site].state for site in result.refused})
+            state.fleet.set_states({site: training.tasks[site].state for site in result.refused})
         state.fleet.note_failures(result.refused)
         state.settle_failures(result.weights)
         state.update_store.settle(to_fold, state.round, state.oldest_round)

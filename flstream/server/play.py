@@ -164,7 +164,7 @@ def _finish(state: RunState, version: int) -> None:
     halt_at("end")
     state.update_store.discard_files()
     run.publish(path, run.final_model)
-    best, in_use = state.scores.best_version, {version}
+    best, in_use = state.scoring.best_version, {version}
     if best is not None:
         in_use.add(best)
         try:
@@ -174,7 +174,7 @@ def _finish(state: RunState, version: int) -> None:
             state.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
         else:
             run.publish(source.path, run.best_model)
-    store.retire(state.scores.best_versions, in_use)
+    store.retire(state.scoring.best_versions, in_use)
 
 
 def _check_disk(

@@ -126,12 +126,12 @@ class Run:
     @property
     def best(self) -> BestEvaluation | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        return self._state.scores.best
+        return self._state.scoring.best
 
     @property
     def best_model(self) -> Model | None:
         """The model of the best evaluation so far; None before there is one."""
-        version = self._state.scores.best_version
+        version = self._state.scoring.best_version
         return None if version is None else self._state.store.handle(version)
 
     @uncatchable

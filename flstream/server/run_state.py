@@ -20,10 +20,8 @@ from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
 from flstream.server.round_totals import RoundTotals
-from flstream.server.scores import Scores
 from flstream.server.scoring import ScoringEffects
-from flstream.server.site_code import AskedKinds, SentValues
-from flstream.server.site_tasks import SiteTasks
+from flstream.server.site_code import SiteCode
 from flstream.server.training import SiteTraining
 from flstream.server.training_effects import TrainingEffects
 from flstream.server.update_store import UpdateStore
@@ -54,16 +52,13 @@ class RunState:
         received: What sites have of models of which they were sent parts.
         trainings: The effects of trainings.
         models: The effects that make models.
-        scoring: The effects of scores.
-        tasks: Makes the sites' parts of tasks, and follows their states.
-        fleet: The sites: who may be asked, and who is idle.
+        scoring: The effects of scores, and the best model by them.
+        fleet: The sites: who may be asked, who is idle, their parts of tasks and their states.
         clock: The virtual clock; None where that on the wall counts.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
         site_history: What sites have done; None where the sampler needs none of it.
-        scores: What sites have found of models.
-        asked: Kinds of task that the sites' code tells apart.
-        sent: What its workflows have sent for training code to use.
+        site_code: What sites' code asks, and reads of what it was sent.
         last_models: By site, the digest of the last model that it has sent, and the number of the
             fold that took it; where a workflow collects models.
         private: Makes folds private; None where the job is not.
@@ -81,7 +76,6 @@ class RunState:
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
         self.fleet = Fleet(job)
-        self.tasks = SiteTasks(job.seed, self.fleet.numbers)
         self.clock: SimulatedClock | None = None
         if job.time.is_virtual:
             from flstream.server.simulated_clock import SimulatedClock
@@ -93,9 +87,7 @@ class RunState:
             from flstream.server.site_history import SiteHistory
 
             self.site_history = SiteHistory(job.seed)
-        self.scores = Scores(job)
-        self.asked = AskedKinds()
-        self.sent = SentValues()
+        self.site_code = SiteCode()
         self.last_models: dict[str, tuple[str, int]] = {}
         self.private: PrivateFolds | None = None
         if job.privacy.is_on:
@@ -133,10 +125,10 @@ class RunState:
     @property
     def evaluators(self) -> list[str]:
         """Sites to send an evaluation, where one is due."""
-        if self.context.job.is_scored_centrally and self.asked.source == "auto":
+        if self.context.job.is_scored_centrally and self.site_code.source == "auto":
             return []
         # Without going over the fleet in each round where nobody is asked.
-        return [] if self.asked.is_received else self.asked.evaluators(self.sites)
+        return [] if self.site_code.is_received else self.site_code.evaluators(self.sites)
 
     def program_line(self) -> int | None:
         """Line of the workflow's file that is being run; None if that is not known."""
@@ -166,8 +158,8 @@ class RunState:
         self.stage = place
         self._program_path = str(self.context.job.stages[place].program_file)
         self.update_store.waits = UNLIMITED
-        self.asked.source = self.context.job.stages[place].args.evaluate
-        self.scores.begin_stage(stopping)
+        self.site_code.source = self.context.job.stages[place].args.evaluate
+        self.scoring.begin_stage(stopping)
         if self.private is not None:
             self.private.begin_stage(stopping)
 
@@ -190,7 +182,7 @@ class RunState:
         self._round_ends.append(min([self.journal.asked, *started]))
         self.round += 1
         self.totals = RoundTotals(self.round)
-        self.tasks.begin_round()
+        self.fleet.begin_round()
 
     def hold_models(self) -> None:
         """Keep what trainings in flight and waiting updates start from at the end of this round."""
@@ -259,13 +251,13 @@ class RunState:
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
-        self.store.retire(self.scores.best_versions, self.received.needed())
+        self.store.retire(self.scoring.best_versions, self.received.needed())
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""
         if self.context.job.is_scored_centrally:
             return
-        if late := self.asked.take_late(answers):
+        if late := self.site_code.take_late(answers):
             first = "its first task" if len(late) == 1 else "their first tasks"
             self.warn(
                 [

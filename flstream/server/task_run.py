@@ -122,7 +122,7 @@ class TaskRun:
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
         arrived_at: When the model had arrived at the last worker so far, by the monotonic clock.
-        late_tensors: Tensors that a site is sent while it trains.
+        late_tensors: Tensors that a site is sent while it trains; None where it is sent none.
         declared: Takes the work that a site has declared, on the thread that makes decisions.
     """
 
@@ -159,7 +159,9 @@ class TaskRun:
         self._queue = SiteQueue(
             spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
         )
-        self.late_tensors = LateTensors(context, spec)
+        parts, self.late_tensors = spec.task.parts, None
+        if parts is not None and parts.is_late:
+            self.late_tensors = LateTensors(context, spec)
         self.declared: Callable[[str, float], None] = lambda *_: None
 
     def activities(self) -> list[WorkerActivity]:
@@ -296,7 +298,8 @@ class TaskRun:
             # A worker that has just ended has most likely said why: that is still to be received.
             with suppress(ChannelClosedError):
                 worker.control.send(spec.message(offer, sites))
-                self.late_tensors.give(worker)
+                if self.late_tensors is not None:
+                    self.late_tensors.give(worker)
             report(partial(self._give, turn))
             failed: set[str] = set()
             while True:
@@ -337,7 +340,8 @@ class TaskRun:
             raise
         finally:
             offers.close()
-            self.late_tensors.withdraw()
+            if self.late_tensors is not None:
+                self.late_tensors.withdraw()
 
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""

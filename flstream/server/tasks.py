@@ -251,11 +251,9 @@ class LateTensors:
 
     def give(self, worker: WorkerHandle) -> None:
         """Take note of the worker that was given the training."""
-        parts = self._spec.task.parts
-        if parts is not None and parts.is_late:
-            with self._lock:
-                self._worker = worker
-                self._send()
+        with self._lock:
+            self._worker = worker
+            self._send()
 
     def withdraw(self) -> None:
         """Withdraw the offer: the worker is done with its task, or lost."""

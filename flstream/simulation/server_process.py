@@ -17,7 +17,6 @@ import msgspec
 
 from flstream.aggregation.rules import rule_for
 from flstream.engines.engine import Engine
-from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.local import LocalEngine
 from flstream.engines.preload import expect_no_threads
 from flstream.engines.processes import FORK_SERVER, ProcessHost
@@ -321,8 +320,12 @@ def _engine(
 ) -> tuple[Engine, Job]:
     """Create a job's engine; return it, and the job with as many workers as fit."""
     if job.engine.is_local:
-        gpus = GpuDealer(visible_gpus(), job.engine.gpus)
-        job = job if gpus.room is None else _fitted(job, gpus.room)
+        gpus = None
+        if job.engine.gpus is not None:
+            from flstream.engines.gpus import GpuDealer, visible_gpus
+
+            gpus = GpuDealer(visible_gpus(), job.engine.gpus)
+            job = job if gpus.room is None else _fitted(job, gpus.room)
         return LocalEngine(host, _WORKER, (job, run), gpus, on_started), job
     from flstream.engines.ray import RayEngine
 
@@ -346,7 +349,7 @@ def _evaluators_pool(
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _EVALUATOR, (job, run), GpuDealer([], None), on_started)
+    engine = LocalEngine(host, _EVALUATOR, (job, run), None, on_started)
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)
