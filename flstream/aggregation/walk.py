@@ -18,7 +18,6 @@ import numpy as np
 from flstream.aggregation.elements import BLOCK, SMALL_BLOCK, Array, block_room, blocks
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Weigh, combination
-from flstream.aggregation.private import PrivateMean
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.update import UpdateSource
@@ -33,6 +32,7 @@ from flstream.telemetry.halts import halt_at
 if TYPE_CHECKING:
     from flstream.aggregation.optimizers import Optimization, OptimizerWalk
     from flstream.aggregation.partial_sum import PartialSum
+    from flstream.aggregation.private import PrivateMean
 
 OnRange = Callable[[int], None]
 """Called with the bytes of the model that are done; an error that it raises ends the walk."""
@@ -219,6 +219,8 @@ class NextModel:
             self._optimizer = OptimizerWalk(optimization, sink.layout, selected, updates)
         self._private: PrivateMean | None = None
         if rule.mechanism is not None:
+            from flstream.aggregation.private import PrivateMean
+
             self._private = PrivateMean(rule.mechanism, sink.layout)
 
     @property

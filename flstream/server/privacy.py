@@ -9,8 +9,8 @@ import numpy as np
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 from flstream.aggregation.clipping import AdaptiveNorm
-from flstream.aggregation.private import GaussianMechanism, NoiseSource
-from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.private import NoiseSource
+from flstream.aggregation.rules import AggregationRule, GaussianMechanism
 from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.conditions import read_condition
