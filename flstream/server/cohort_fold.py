@@ -22,13 +22,11 @@ from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource
 from flstream.model.source import Sink, Source
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import SiteLost, brief
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
-from flstream.server.training import SiteTraining
-from flstream.server.update_files import UpdateFile
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import SiteTraining, UpdatesToFold
+from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 

@@ -18,7 +18,7 @@ from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.update_files import UpdateFiles
+from flstream.server.updates import UpdateFiles
 from flstream.server.written_update import step_of_one, write_update
 from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names

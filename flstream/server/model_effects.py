@@ -30,7 +30,7 @@ from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.program_view import Model, Update
 from flstream.server.scoring import received_score, weighted_metrics
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer

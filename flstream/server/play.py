@@ -16,14 +16,13 @@ from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
-from flstream.server.effects import EffectJournal
+from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
-from flstream.server.uncatchable import EffectFailedError
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,

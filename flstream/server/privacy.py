@@ -20,7 +20,7 @@ from flstream.model.layout import Layout
 from flstream.runs.results import FoldPrivacy
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.sampling import draw_sites, sample_sites
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import UpdatesToFold
 from flstream.text import brief_names
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from flstream.errors import WorkflowError
 from flstream.model.selection import PART_ORDERS, Part, PartOrder
 from flstream.server.arguments import check_bodies, check_model, check_name, parts_of
 from flstream.server.collector import ResultCollector, TaskWaits
+from flstream.server.effects import uncatchable
 from flstream.server.program_view import (
     Model,
     SiteModel,
@@ -28,7 +29,6 @@ from flstream.server.program_view import (
     Updates,
 )
 from flstream.server.sampling import sample_sites
-from flstream.server.uncatchable import uncatchable
 from flstream.telemetry.events import ProcessStarted, SiteLog
 
 if TYPE_CHECKING:

@@ -20,22 +20,21 @@ from flstream.errors import (
 )
 from flstream.runs.results import TaskCost
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.collected_updates import (
-    CollectedUpdate,
-    RemoteUpdate,
-    update_in_answer,
-)
 from flstream.server.collector import START_KEY, ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.pooled_worker import ReportCallback
 from flstream.server.site_queue import SiteBatch, SiteQueue
-from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
 from flstream.server.tasks import LateTensors, ModelOffer, TaskSpec
-from flstream.server.update_files import UpdateFiles
+from flstream.server.updates import (
+    CollectedUpdate,
+    RemoteUpdate,
+    UpdateFiles,
+    update_in_answer,
+)
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
-from flstream.streaming.settings import limits_for_updates
+from flstream.streaming.settings import limits_for_updates, stream_settings
 from flstream.telemetry.events import (
     LateReceived,
     SitePhaseChanged,

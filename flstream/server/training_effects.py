@@ -25,11 +25,11 @@ from flstream.server.arguments import (
     check_wait,
 )
 from flstream.server.cohort_fold import CohortFold
+from flstream.server.effects import uncatchable
 from flstream.server.fleet import with_states
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
-from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 

@@ -19,7 +19,6 @@ from flstream.model.selection import Selection
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord
 from flstream.runs.site_states import check_states, present_state_bytes
-from flstream.server.collected_updates import CollectedUpdate, small_update
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
@@ -29,9 +28,8 @@ from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import SiteTraining, UpdateWait
-from flstream.server.update_files import UpdateFiles
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import SiteTraining, UpdatesToFold, UpdateWait
+from flstream.server.updates import CollectedUpdate, UpdateFiles, small_update
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from flstream.aggregation.adoption import write_site_model
 from flstream.aggregation.steps import plan_step
 from flstream.model.source import Source
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
+from flstream.server.updates import CollectedUpdate
 
 
 def write_update(

@@ -17,13 +17,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flstream.debugging import code_failed
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError, StreamingError
-from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
+
+if TYPE_CHECKING:
+    from flstream.simulation.places import ThreadPlace
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -33,6 +35,15 @@ _CLOSED = (
     "flstream: this process has lost its channel to the server, as its code has closed descriptors "
     "that it has not opened; leave those open"
 )
+
+
+this_thread = threading.local()
+"""Has the place of this thread, where it stands for a process."""
+
+
+def this_place() -> ThreadPlace | None:
+    """Return the place of this thread; None where it stands for no process."""
+    return getattr(this_thread, "place", None)
 
 
 def main(target: str, args: Sequence[Any], log: Path, peer: socket.socket) -> None:

@@ -37,12 +37,11 @@ from flstream.runs.results import (
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.context import ServerContext
-from flstream.server.effects import Effect
+from flstream.server.effects import Effect, EffectFailedError
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import ProgramOutline
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened

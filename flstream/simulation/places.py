@@ -25,6 +25,7 @@ import numpy as np
 
 from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
+from flstream.simulation.child import this_place, this_thread
 from flstream.transport.channel import is_hung_up
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -145,14 +146,6 @@ class ThreadPlace(Process):
                 self.log.close()
 
 
-_this_thread = threading.local()
-
-
-def this_place() -> ThreadPlace | None:
-    """Return the place of this thread; None where it stands for no process."""
-    return getattr(_this_thread, "place", None)
-
-
 class Places:
     """Places of a run, one of which has the process at a time.
 
@@ -195,7 +188,7 @@ class Places:
 
         from flstream.client.session import enter
 
-        _this_thread.place = place
+        this_thread.place = place
         place.keep_of(self._outside)
         try:
             self._begin(place)

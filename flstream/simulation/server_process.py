@@ -34,7 +34,6 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
-from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.builders import (
@@ -46,7 +45,7 @@ from flstream.simulation.builders import (
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for
+from flstream.streaming.settings import limits_for, stream_settings
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EVALUATOR,

@@ -16,7 +16,6 @@ from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.stream_settings import stream_settings
 from flstream.simulation.child import (
     SiteLogs,
     abandon_in_children,
@@ -24,12 +23,12 @@ from flstream.simulation.child import (
     ignore_interrupts,
     redirect_output,
     refuse_breakpoints,
+    this_place,
 )
 from flstream.simulation.command import report, run_command
-from flstream.simulation.places import this_place
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for
+from flstream.streaming.settings import limits_for, stream_settings
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
