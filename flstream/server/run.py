@@ -449,7 +449,9 @@ class Run:
                 shapes or what is not finite; the message has the line or the tensor.
             MisfitError: A group takes more than ``aggregation.memory_budget``.
         """
-        return self._state.models.fold(model, updates, rule, bodies, at, step, tensors)
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.fold(self._state, model, updates, rule, bodies, at, step, tensors)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
@@ -475,7 +477,9 @@ class Run:
         Raises:
             WorkflowError: There is not exactly one update.
         """
-        return self._state.models.adopt(updates)
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.adopt(self._state, updates)
 
     @uncatchable
     def evaluate(
@@ -594,7 +598,9 @@ class Run:
         Raises:
             WorkflowError: The file is no such model.
         """
-        return self._state.models.store(model, Path(path))
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.store(self._state, model, Path(path))
 
     def save(self, update: Update, path: str | Path) -> None:
         """Write what an update makes of the model that it was trained from to a file.

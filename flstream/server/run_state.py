@@ -20,7 +20,6 @@ from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.fleet import Fleet
-from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
 from flstream.server.scoring import ScoringEffects
@@ -129,7 +128,7 @@ class RunState:
         update_store: The updates that are not settled yet.
         received: What sites have of models of which they were sent parts.
         trainings: The effects of trainings.
-        models: The effects that make models.
+        unchanged: Sites that have sent the model that they received, of which there was a warning.
         scoring: The effects of scores, and the best model by them.
         fleet: The sites: who may be asked, who is idle, their parts of tasks and their states.
         clock: The virtual clock; None where that on the wall counts.
@@ -176,8 +175,8 @@ class RunState:
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
+        self.unchanged: set[str] = set()
         self.trainings = TrainingEffects(self)
-        self.models = ModelEffects(self)
         self.scoring = ScoringEffects(self)
         self._program_path = ""
         self.totals: RoundTotals | None = None
