@@ -67,6 +67,7 @@ class Run:
 
     Attributes:
         ended_early: Why there are fewer rounds than the job has; None while there are not.
+        has_sampled: Whether the workflow has drawn sites by the sampler.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Run:
         self._last_ordered: str | None = None
         self._is_counting = False
         self.ended_early: str | None = None
+        self.has_sampled = False
 
     @property
     def all_sites(self) -> list[str]:
@@ -196,6 +198,7 @@ class Run:
                 :attr:`sites`; or the sampler needs a loss, and no site has reported one.
         """
         state, job = self._state, self._state.context.job
+        self.has_sampled = True
         count = job.sample_size
         least = job.stragglers.least(job.clients, count)
         if state.clock is not None:
