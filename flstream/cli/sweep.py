@@ -87,7 +87,14 @@ def sweep(
     from flstream.report.text import counted, shown_path
     from flstream.sweep.grid import Point, keys_of, parse_axis, parse_variant
     from flstream.sweep.record import PointRecord
-    from flstream.sweep.results import best_line, point_line, sweep_table, table_json, write_results
+    from flstream.sweep.results import (
+        best_line,
+        best_of_each,
+        point_line,
+        sweep_table,
+        table_json,
+        write_results,
+    )
     from flstream.sweep.running import Sweep, SweepProgress
     from flstream.text import brief_names
 
@@ -134,7 +141,7 @@ def sweep(
         was_stopped = whole.run(parallel, tell)
     page = write_results(whole.folder, record)
     print_tables(console, sweep_table(record))
-    if line := best_line(record):
+    for line in filter(None, [best_line(record), *best_of_each(record)]):
         console.out(line)
     if page is not None:
         console.print()

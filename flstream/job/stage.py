@@ -56,7 +56,10 @@ class WorkflowArgs(Section):
     """
 
     evaluate_every: Annotated[Whole, Field(ge=0)] = 1
-    """With evaluate = task: every so many rounds, and after the last; 0 is never."""
+    """Models are scored every so many rounds, and after the last; 0 is never.
+
+    With evaluate = received it has no effect.
+    """
 
     key_metric: Annotated[str, Field(pattern=r"^\S(.*\S)?$"), Allowed("the name of a metric")] = (
         "accuracy"

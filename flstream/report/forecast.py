@@ -76,7 +76,8 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "sites", f"{clients.count:,}, of which {job.sample_size:,} a round, in {at_once}"
     shares = clients.workers < clients.count and not job.engine.is_inline
     if shares and job.train.learner is None:
-        yield "", "each task runs the script anew; clients.parallel or a learner avoids that"
+        most = clients.count
+        yield "", f"each task runs the script anew; clients.parallel = {most} or a learner does not"
     if need.fleet is not None:
         for place, line in enumerate(_fleet(need.fleet)):
             yield "" if place else "devices", line

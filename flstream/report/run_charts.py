@@ -117,7 +117,7 @@ def metric_charts(
             places, means, _, _, deviations = band_of(shared)
             prefix = f"{name}, " if len(runs) > len(group.runs) else ""
             label, sd = f"{prefix}mean of {counted(len(lines), 'run')}", "\N{PLUS-MINUS SIGN} sd"
-            low, high, legend = means - deviations, means + deviations, "" if place else sd
+            low, high, legend = means - deviations, means + deviations, "" if len(drawn) > 1 else sd
             band = Curve(legend, places, high, color, lows=low, name=f"{prefix}{sd}")
             thin = [Curve("", *line, color, 0.6) for line in lines if len(drawn) == 1]
             return [band, *thin, Curve(label, places, means, color)]

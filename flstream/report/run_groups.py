@@ -87,8 +87,8 @@ def _members(runs: Sequence[RunRecord], group_by: Sequence[str], over: str) -> l
     left_out = _following(runs, over)
     for index, run in enumerate(runs):
         if group_by:
-            own = (_is_whole(run), *(run.values.get(key) for key in group_by))
-            groups.setdefault(own, []).append(index)
+            chosen = tuple(run.values.get(key) for key in group_by)
+            groups.setdefault((_is_whole(run), chosen), []).append(index)
             continue
         own = tuple((key, value) for key, value in run.values.items() if key not in left_out)
         values: tuple[object, ...] = (*own, _is_whole(run)) if own else ()

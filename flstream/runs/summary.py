@@ -64,7 +64,8 @@ class TransferSummary(msgspec.Struct):
     Attributes:
         mode: Way that models took: ``pull``, ``native`` or ``map`` (``streaming.mode``).
         chunk_size: Bytes of the longest chunk; 0 where a model goes in one message.
-        down: Models to the sites.
+        down: Models to the sites. Those that share a worker (``clients.parallel``) receive a model
+            once, so only with a worker for each site these are the bytes of a deployment.
         up: Updates to the server.
     """
 

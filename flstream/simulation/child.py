@@ -9,6 +9,7 @@ import ctypes
 import io
 import os
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -67,14 +68,18 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def refuse_breakpoints(site: str) -> None:
+def refuse_breakpoints(site: str, job: Job) -> None:
     """Replace ``breakpoint()``, which needs a terminal, by an error that says how to debug."""
-    one = "" if site == EVALUATOR else f"flstream debug JOB --site {site}, or "
+    has_file = (job.folder / "job.conf").exists()
+    path = shlex.quote(str(job.folder)) if has_file else "JOB"
+    command = f"debug {path} --site {site}"
+    if site == EVALUATOR:
+        command = f"simulate {path} --engine inline"
 
     def refuse(*_: object, **__: object) -> None:
         raise ClientError(
             "breakpoint() needs a terminal, which this process does not have; stop there with "
-            f"{one}flstream simulate JOB --engine inline"
+            f"flstream {command}"
         )
 
     if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:

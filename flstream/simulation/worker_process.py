@@ -103,7 +103,7 @@ def worker_main(info: WorkerInfo, run: RunDirectory, end: WorkerSockets) -> None
         own = run.log(info.name) if info.site is None else run.site_log(info.site)
         logs = SiteLogs(own, run.site_log)
         prepare_imports(info.job)
-        refuse_breakpoints(info.site or "SITE")
+        refuse_breakpoints(info.site or "SITE", info.job)
         if info.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = info.gpus  # read with the first use of CUDA
         if train.command is not None:

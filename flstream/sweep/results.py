@@ -80,6 +80,36 @@ def best_line(record: SweepRecord) -> str:
     return f"* has the best mean{failed}; {others} within one spread of it"
 
 
+def best_of_each(record: SweepRecord) -> list[str]:
+    """Return a line for each variant, or each value of the first key, with the best other values.
+
+    Returns:
+        The lines; none where nothing else is varied, or a run is still to come.
+    """
+    rows = setting_rows(record)
+    first = {key for variant in record.variants for key in variant} or {*record.keys[:1]}
+    others = [key for key in record.keys if key not in first]
+    if not others or not any(row["is_best"] for row in rows):
+        return []
+    labels, groups = short_keys(record.keys), dict[str, list[dict[str, Any]]]()
+
+    def words(row: Mapping[str, Any], is_first: bool) -> str:
+        own = {key: value for key, value in row["values"].items() if (key in first) == is_first}
+        return ", ".join(f"{labels[key]}={shown(value)}" for key, value in own.items())
+
+    for row in rows:
+        if row["mean"] is not None and row["status"] == "finished":
+            groups.setdefault(words(row, True), []).append(row)
+    if len(groups) < 2:
+        return []
+    choose, lines = max if record.mode == "max" else min, []
+    for name, members in groups.items():
+        best = choose(members, key=lambda row: row["mean"])
+        value = format_metrics({record.metric: best["mean"]})
+        lines.append(f"best of {name}: {words(best, False)} ({value})")
+    return lines
+
+
 def _row(points: Sequence[PointRecord]) -> dict[str, Any]:
     over = [point for point in points if point.status in ("finished", "pruned")]
     scores = [point.score for point in over if point.score is not None]

@@ -6,7 +6,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import mean
@@ -17,7 +17,7 @@ import msgspec
 from flstream.engines.processes import OTHER_IMPORTS, PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
-from flstream.job.keys import value_at
+from flstream.job.keys import value_at, which_key
 from flstream.report.text import counted
 from flstream.runs.job_match import differences
 from flstream.runs.run_directory import RunDirectory
@@ -30,6 +30,7 @@ from flstream.text import brief_names, how_ended
 from flstream.transport.channel import Signal
 from flstream.transport.messages import MessageChannel
 
+_ARGS = "train.args"
 _POINT = "flstream.sweep.point:run_point"
 _POINT_MODULE = "flstream.sweep.point"
 # Seconds that stopped runs may take to keep their last round, and a process to be gone.
@@ -133,7 +134,7 @@ class Sweep:
         names = [record.name for record in self.record.points]
         self._points = dict(zip(names, points, strict=True))
         self._jobs = dict(zip(names, jobs, strict=True))
-        self.notes = [*self._notes_on_earlier(), *_notes(jobs)]
+        self.notes = [*self._notes_on_earlier(), *_notes(jobs), *self._notes_on_arguments()]
 
     @property
     def _file(self) -> Path:
@@ -166,6 +167,19 @@ class Sweep:
                 of_other_code.setdefault(change, []).append(point.name)
         for change, names in of_other_code.items():
             yield f"{brief_names(names, 2)}: {change}; a new --run-dir runs all with the same files"
+
+    def _notes_on_arguments(self) -> Iterator[str]:
+        """Yield sentences on arguments of training code that the job itself does not give it."""
+        try:
+            job = self._job_of(Point("", {}, None), None)
+        except JobError:  # it needs what the sweep sets
+            return
+        args = job.train.args
+        own = [f"{_ARGS}.{name}" for name in args] if isinstance(args, Mapping) else []
+        for key in self.record.keys:
+            if own and key.startswith(f"{_ARGS}.") and key not in own:
+                hint = which_key(key, own) or f"there are {', '.join(own)}"
+                yield f"the job itself has no {key}; {hint}"
 
     def run(self, parallel: int = 1, on_progress: OnProgress = lambda progress: None) -> bool:
         """Run all points that are not finished; return whether Ctrl-C has stopped it.
@@ -381,6 +395,11 @@ def _notes(jobs: Sequence[Job]) -> list[str]:
     notes = []
     if any(job.train.command is not None for job in jobs):
         notes.append("train.command starts processes that import torch themselves, in each run")
+    if any(job.clients.workers < job.clients.count and job.train.learner is None for job in jobs):
+        notes.append(
+            "sites share processes, in which each task runs the script anew; "
+            "clients.parallel = clients.count would not"
+        )
     if any(not (job.engine.is_local or job.engine.is_inline) for job in jobs):
         notes.append("workers on a Ray cluster import torch themselves, in each run")
     return notes

@@ -43,7 +43,8 @@ def my_data():
 def train(net, images, labels, control):
     """A few epochs of stochastic gradient descent; returns the mean loss of the last one."""
     net.train()
-    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=args.momentum)
+    momentum = 0.0 if control else args.momentum  # SCAFFOLD corrects steps of plain SGD
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=momentum)
     regulariser = flare.DynamicRegulariser(net)
     for _ in range(args.epochs):
         losses = []

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import flstream.client as flare
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--split_seed", type=int)
+parser.add_argument("--split_seed", type=int, required=True, help="that of the sites")
 args = parser.parse_args()
 
 digits = load_digits()

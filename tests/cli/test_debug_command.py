@@ -149,4 +149,4 @@ def test_a_breakpoint_in_an_ordinary_run_says_how_to_debug(flstream_here, job):
     change(job, "if False", "if True")
     done = flstream_here("simulate", job, "--run-dir", "run", "-q")
     assert done.returncode == 1
-    assert "flstream debug JOB --site site-" in done.stderr
+    assert f"flstream debug {job} --site site-" in done.stderr

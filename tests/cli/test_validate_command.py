@@ -22,7 +22,7 @@ def test_a_sound_job_gets_its_plan_and_is_not_run(flstream_here, write_job, tmp_
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "\x1b" not in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["job"]
-    anew = "each task runs the script anew; clients.parallel or a learner avoids that"
+    anew = "each task runs the script anew; clients.parallel = 20 or a learner does not"
     assert anew not in done.stdout
     shared = flstream_here("validate", folder, "--set", "clients.count=20")
     assert anew in shared.stdout

@@ -173,6 +173,12 @@ def test_initial_weights_are_compared_by_what_they_hold(folder, tmp_path):
     assert "w.safetensors was changed since the run began" in refusal(folder, run, override)
 
 
+def test_the_job_of_a_run_lies_in_the_folder_of_the_job_that_it_ran(folder, run, tmp_path):
+    moved = tmp_path / "moved"
+    run.path.rename(moved)
+    assert load_job(moved).folder == load_job(folder).folder == folder
+
+
 def test_what_a_run_has_noted_of_its_job_is_named_where_it_is_damaged(folder, run):
     job = load_job(folder / "job.conf")
     run.job_file.write_text("name = {")

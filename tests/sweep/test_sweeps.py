@@ -13,6 +13,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.launcher import simulate
 from flstream.sweep.results import (
     best_line,
+    best_of_each,
     point_line,
     setting_rows,
     sweep_table,
@@ -237,6 +238,14 @@ def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_w
     }
 
 
+def test_an_argument_that_the_job_does_not_have_is_named(sweeps):
+    assert (
+        "no train.args.lrr; did you mean train.args.lr?"
+        in sweeps.sweep("train.args.lrr=1").notes[0]
+    )
+    assert sweeps.sweep("train.args.lr=1", "rounds=1").notes == []
+
+
 def test_mistakes_of_any_point_come_before_a_run_begins(sweeps):
     with pytest.raises(JobError, match=r"clients\.count"):
         sweeps.sweep("clients.count=2,none")
@@ -317,12 +326,21 @@ def test_a_run_that_was_cut_off_is_kept_from_another_job(sweeps):
     assert first.directory(point).events.exists()
 
 
+def test_the_best_other_values_of_each_method_are_told(sweeps):
+    record = sweeps.sweep("train.args.lr=1,2", variants=["workflow.type=cyclic", ""]).record
+    assert best_of_each(record) == []
+    for point, score in zip(record.points, (0.4, 0.2, 0.3, 0.5), strict=True):
+        point.status, point.score = "finished", score
+    cyclic, fedavg = best_of_each(record)
+    assert cyclic == "best of type=cyclic: lr=1 (accuracy 0.4000)"
+    assert fedavg == "best of type=fedavg: lr=2 (accuracy 0.5000)"
+
+
 def test_a_mean_is_of_runs_that_are_over(sweeps):
     record = sweeps.sweep("train.args.lr=1,2", seeds=2).record
-    for point, status, score in zip(
-        record.points, ("finished", "stopped", "failed", "finished"), (0.4, 0.2, 0.9, 0.3)
-    ):
-        point.status, point.score = status, score
+    ends = [("finished", 0.4), ("stopped", 0.2), ("failed", 0.9), ("finished", 0.3)]
+    for point, end in zip(record.points, ends, strict=True):
+        point.status, point.score = end
     first, second = setting_rows(record)
     assert (first["runs"], first["mean"], second["runs"], second["mean"]) == (1, 0.4, 1, 0.3)
     record.points[1].status = "finished"
