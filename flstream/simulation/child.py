@@ -26,6 +26,7 @@ from flstream.errors import ClientError, StreamingError
 from flstream.telemetry.events import EVALUATOR
 
 if TYPE_CHECKING:
+    from flstream.job import Job
     from flstream.simulation.places import ThreadPlace
 
 # Exit status of a process that ended because its peer died.
