@@ -1,14 +1,21 @@
-"""Hooks of the inline engine: for waiting threads, failed user code, and a site that is debugged.
+"""Errors of user code as sentences, and the hooks of the inline engine.
 
-Other engines leave all of them as they are.
+Those are for waiting threads, failed user code, and a site that is debugged; other engines leave
+them as they are.
 """
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from flstream.text import MOST_OF_AN_ERROR, shortened
+
+_PACKAGE = Path(__file__).parent
 
 Waiting = Callable[[], AbstractContextManager[object]]
 Failed = Callable[[BaseException], None]
@@ -80,3 +87,41 @@ def debugging(site: DebuggedSite) -> Iterator[None]:
         yield
     finally:
         _debugged = None
+
+
+def sentence(error: BaseException, source: Path) -> str:
+    """Describe an exception in a sentence, with the line of the training code.
+
+    Args:
+        error: The exception.
+        source: Path of the training code's file; of this package's own, where that calls other
+            code, whose last file is named.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(source).startswith(f"{_PACKAGE}/"):
+        source = _own_file([frame.filename for frame in frames]) or source
+    lines = [frame.lineno for frame in frames if frame.filename == str(source)]
+    where = f"{source.name}, line {lines[-1]}" if lines else source.name
+    # On one line: torch lists what does not fit on lines of their own.
+    text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
+    message = f": {text}" if text else ""
+    return f"{where} raised {type(error).__name__}{message}"
+
+
+def _own_file(files: Sequence[str]) -> Path | None:
+    """Return the last file that is of no library; None if there is none."""
+    libraries = (f"{_PACKAGE}/", *(f"{path}/" for path in sysconfig.get_paths().values()), "<")
+    own = [file for file in files if not file.startswith(libraries)]
+    return Path(own[-1]) if own else None
+
+
+def _message(error: BaseException) -> str:
+    """Return an exception's message as text that can be sent; empty without one.
+
+    The code of an exception may fail, too, and its text have half of a surrogate pair.
+    """
+    try:
+        text = str(error)
+    except Exception:
+        return ""
+    return text.encode(errors="backslashreplace").decode()

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import psutil
 import pytest
 
-from flstream.engines.processes import SOURCE, ProcessHost, variables_of
+from flstream.engines.processes import OTHER_IMPORTS, PRELOAD, SOURCE, ProcessHost, variables_of
 from flstream.job import Job, load_job
 from flstream.report import running
 from flstream.runs.resume import ResumePoint, plan_resume
@@ -79,7 +79,10 @@ class SharedHost(ProcessHost):
     """
 
     def __init__(self, imports: Path = COMMON_IMPORTS, **variables: str) -> None:
-        super().__init__({SOURCE: str(imports), "XDG_CACHE_HOME": CACHE, **variables})
+        imported = ",".join(OTHER_IMPORTS)  # once for all of them
+        super().__init__(
+            {SOURCE: str(imports), PRELOAD: imported, "XDG_CACHE_HOME": CACHE, **variables}
+        )
 
     def prepare(self, variables: Mapping[str, str]) -> None:
         """Keep to the variables of the first job, and to the imports of this host."""

@@ -35,6 +35,11 @@ PROGRAMS = {
     "import flstream.simulation.launcher, flstream.report.running": {
         *("torch", *(f"flstream.{room}" for room in OF_OTHERS))
     },
+    # The server of a plain run, in which the fork server of its workers has the rest.
+    "import flstream.simulation.server_process": {
+        *("torch", "flstream.client", "flstream.filters", "flstream.worker.worker"),
+        *("flstream.codecs.lossy", "flstream.aggregation.optimizers", "flstream.server.started"),
+    },
     # What a workflow of one's own imports.
     "import flstream.workflows.registry, flstream.workflows.cyclic, flstream.workflows.fedavg": {
         *("torch", "numpy", "rich", "typer")

@@ -24,11 +24,6 @@ from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Sink, Source
 
 
-def adopting(rule: AggregationRule) -> AggregationRule:
-    """Return the rule by which one update becomes the next model, as it is."""
-    return replace(rule, method="mean", args={}, clip_norm=None, weights={}, mechanism=None)
-
-
 def adopt_update(
     base: Source,
     updates: Sequence[UpdateSource],
@@ -153,7 +148,7 @@ def write_site_model(
     with FileSink(path, layout, {"format": "pt"}, durable=False) as sink:
         writer = SplitWriter({MAIN: sink}, base.layout)
         with closing(WriteBehind(base.layout, writer.write)) as target:
-            adopt_update(base, [model], adopting(rule), target, step, lambda _: check())
+            adopt_update(base, [model], rule.adopting(), target, step, lambda _: check())
         sink.finish()
     return writer.digests()[MAIN]
 

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from flstream.aggregation.elements import BLOCK, Array
 from flstream.aggregation.regions import Region
+from flstream.aggregation.rules import GaussianMechanism
 from flstream.model.dtypes import unit
 from flstream.model.layout import Layout
 
@@ -132,17 +132,6 @@ def _polynomial(terms: list[float], x: Array, out: Array) -> None:
         out += term
         out *= x
     out += terms[0]
-
-
-@dataclass(frozen=True)
-class GaussianMechanism:
-    """Bound and noise that make the mean of one fold private."""
-
-    clip_norm: float  # bound of the L2 norm of each update's difference from the model
-    cohort: int  # number that the sum of differences is divided by
-    noise: float  # standard deviation of the noise on each number of the mean
-    # Name of the fold, which decides the noise; of the seed, the round and the fold in it.
-    name: str
 
 
 class PrivateMean:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.private import GaussianMechanism
 from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UsageError
 from flstream.job.aggregation_section import METHODS, AggregationSection, is_own
@@ -20,6 +19,17 @@ from flstream.model.layout import Layout
 
 # Products with values, and sums of a million of them, stay normal numbers of float64.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-200, 1e200
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """Bound and noise that make the mean of one fold private."""
+
+    clip_norm: float  # bound of the L2 norm of each update's difference from the model
+    cohort: int  # number that the sum of differences is divided by
+    noise: float  # standard deviation of the noise on each number of the mean
+    # Name of the fold, which decides the noise; of the seed, the round and the fold in it.
+    name: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,10 @@ class AggregationRule:
         return is_own(self.method) and callable(
             getattr(find(self.method, "class"), "combine", None)
         )
+
+    def adopting(self) -> AggregationRule:
+        """Return the rule by which one update becomes the next model, as it is."""
+        return replace(self, method="mean", args={}, clip_norm=None, weights={}, mechanism=None)
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
         """Return the rule of a fold with a mechanism that makes the mean private."""

@@ -15,13 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flstream.aggregation.clipping import clip_scales, difference_norms
 from flstream.aggregation.elements import BLOCK, SMALL_BLOCK, Array, block_room, blocks
-from flstream.aggregation.gram import gram_matrix
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Weigh, combination
-from flstream.aggregation.optimizers import Optimization, OptimizerWalk
-from flstream.aggregation.private import PrivateMean
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
 from flstream.aggregation.update import UpdateSource
@@ -34,7 +30,9 @@ from flstream.model.source import Sink, Source
 from flstream.telemetry.halts import halt_at
 
 if TYPE_CHECKING:
+    from flstream.aggregation.optimizers import Optimization, OptimizerWalk
     from flstream.aggregation.partial_sum import PartialSum
+    from flstream.aggregation.private import PrivateMean
 
 OnRange = Callable[[int], None]
 """Called with the bytes of the model that are done; an error that it raises ends the walk."""
@@ -140,11 +138,15 @@ def weigh_updates(
     """
     if weigh is None and rule.clip_norm is None:
         return updates, None
+    from flstream.aggregation.clipping import clip_scales, difference_norms
+
     cohort = UpdateSet(base, updates, rule, step, checks_finite=True)
     if weigh is None:
         with np.errstate(over="ignore", invalid="ignore"):
             norms = difference_norms(cohort, len(updates), on_range)
         return updates, clip_scales(updates, norms, rule.clip_norm)
+    from flstream.aggregation.gram import gram_matrix
+
     gram = gram_matrix(cohort, len(updates), on_range)
     norms = [math.sqrt(square) for square in np.diagonal(gram).tolist()]
     scales = clip_scales(updates, norms, rule.clip_norm)
@@ -211,10 +213,14 @@ class NextModel:
         self._digest = BodyDigest(sink.layout)
         self._optimizer: OptimizerWalk | None = None
         if optimization is not None:
+            from flstream.aggregation.optimizers import OptimizerWalk
+
             selected = {name for name in rule.selected(sink.layout) if not rule.body_of(name)}
             self._optimizer = OptimizerWalk(optimization, sink.layout, selected, updates)
         self._private: PrivateMean | None = None
         if rule.mechanism is not None:
+            from flstream.aggregation.private import PrivateMean
+
             self._private = PrivateMean(rule.mechanism, sink.layout)
 
     @property

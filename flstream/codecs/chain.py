@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from flstream.codecs.block_codec import BlockCodec
-from flstream.codecs.cast import Cast
-from flstream.codecs.frames import FrameCodec, FrameCompressor, Zstd, decoder_for
-from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.quantised import Quantised
-from flstream.codecs.sparse import Ternary, TopK
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
 from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.streaming.coding import DecoderFor
 
-BLOCK_CODECS: Mapping[str, Callable[..., BlockCodec]] = {
-    "cast": Cast,
-    "int8": partial(Quantised, 8),
-    "int4": partial(Quantised, 4),
-    "topk": TopK,
-    "ternary": Ternary,
+if TYPE_CHECKING:
+    from flstream.codecs.frames import FrameCodec
+    from flstream.codecs.lossy import LossyCodec
+
+BLOCK_CODECS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "cast": ("cast:Cast", ()),
+    "int8": ("quantised:Quantised", (8,)),
+    "int4": ("quantised:Quantised", (4,)),
+    "topk": ("sparse:TopK", ()),
+    "ternary": ("sparse:Ternary", ()),
 }
-"""Built-in codecs with a loss, by name."""
+"""Built-in codecs with a loss, by name: the class of each, and its first arguments."""
 
 STEPS = ("delta", "shuffle")
 """Built-in steps of frames, by name."""
 
-COMPRESSORS: Mapping[str, Callable[..., FrameCompressor]] = {"zstd": Zstd}
+COMPRESSORS: Mapping[str, str] = {"zstd": "frames:Zstd"}
 """Built-in compressors of frames, by name."""
 
 
@@ -61,6 +59,11 @@ def chain_of(plan: CodecPlan) -> CodecChain:
     Raises:
         Exception: Whatever the code of a user's own class raises.
     """
+    if not plan.specs:
+        return _NO_CODECS
+    from flstream.codecs.frames import FrameCodec
+    from flstream.codecs.lossy import LossyCodec
+
     lossy: LossyCodec | None = None
     steps: list[str] = []
     frames: FrameCodec | None = None
@@ -70,16 +73,24 @@ def chain_of(plan: CodecPlan) -> CodecChain:
         if spec.type in STEPS:
             steps.append(spec.type)
         elif spec.type in COMPRESSORS or hasattr(own, "compress"):
-            compressor = own or COMPRESSORS[spec.type](**args)
+            compressor = own or _built_in(COMPRESSORS[spec.type])(**args)
             frames = FrameCodec(tuple(steps), compressor, spec.name)
         else:
-            codec = own or BLOCK_CODECS[spec.type](**args)
-            if plan.of_models and own is None and isinstance(codec, Quantised):
-                codec = replace(codec, of_models=True)
+            if own is None:
+                place, first = BLOCK_CODECS[spec.type]
+                codec = _built_in(place)(*first, **args)
+                if plan.of_models and hasattr(codec, "of_models"):
+                    codec = replace(codec, of_models=True)
+            else:
+                codec = own
             lossy = LossyCodec(codec, spec.name, tuple(plan.require_lossless), own is not None)
     if plan.of_changes:
         return CodecChain(None, frames, changes=lossy)
     return CodecChain(lossy, frames)
+
+
+def _built_in(place: str) -> Any:
+    return resolve_name(f"flstream.codecs.{place}")
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,10 @@ class UpdateForm:
     @property
     def decoder_for(self) -> DecoderFor | None:
         """The maker of decoders of frames; None where frames come as they are."""
+        if self.codecs.frames is None:
+            return None
+        from flstream.codecs.frames import decoder_for
+
         return decoder_for(self.codecs.frames, self.model, self.name)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:

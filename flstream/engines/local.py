@@ -6,12 +6,14 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flstream.engines.engine import worker_socket_pairs
-from flstream.engines.gpus import GpuDealer
 from flstream.engines.processes import Process, ProcessHost
 from flstream.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from flstream.engines.gpus import GpuDealer
 
 
 class LocalEngine:
@@ -22,7 +24,7 @@ class LocalEngine:
         main: Function that a worker's process runs, as ``package.module:name``: with the arguments,
             its name, its GPUs and its ends of the sockets.
         arguments: Arguments that all of them share.
-        gpus: GPUs that are dealt out to them.
+        gpus: GPUs that are dealt out to them; None where all see all.
         on_started: Called with the name and the pid of each process.
     """
 
@@ -33,7 +35,7 @@ class LocalEngine:
         host: ProcessHost,
         main: str,
         arguments: Sequence[Any],
-        gpus: GpuDealer,
+        gpus: GpuDealer | None,
         on_started: Callable[[str, int], None],
     ) -> None:
         self._host = host
@@ -45,7 +47,7 @@ class LocalEngine:
 
     def start(self, name: str) -> Process:
         """Fork a worker, and connect it by socket pairs: see :class:`Engine`."""
-        gpus = self._gpus.deal(name)
+        gpus = None if self._gpus is None else self._gpus.deal(name)
         ours, theirs = worker_socket_pairs()
         # The server sees a socket close only if no copy of the worker's end is open here.
         with closing(theirs):

@@ -28,12 +28,7 @@ from flstream.job.imports import own_files
 # What does not depend on the job is imported while the launcher reads the job. All others load
 # NumPy or torch, which read environment variables that the job sets.
 _FIRST = ("flstream.job", "flstream.telemetry.memory")
-_OTHERS = (
-    "torch",
-    "flstream.simulation.model_builder",
-    "flstream.simulation.server_process",
-    "flstream.simulation.worker_process",
-)
+_OTHERS = ("torch", "flstream.simulation.server_process")
 _MOST_BYTES = 1 << 20
 
 # OpenBLAS ends its threads before a fork, but they would be counted among those of a library. One

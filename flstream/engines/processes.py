@@ -7,6 +7,8 @@ take longer than all else until a job begins. This module itself imports little 
 from __future__ import annotations
 
 import errno
+import gc
+import importlib
 import json
 import os
 import select
@@ -30,6 +32,8 @@ SOURCE = "FLSTREAM_SOURCE"
 """Environment variable with the path of the training code, whose libraries are imported."""
 PRELOAD = "FLSTREAM_PRELOAD"
 """Environment variable with the libraries that the job asks for, with commas."""
+OTHER_IMPORTS = ("flstream.simulation.model_builder", "flstream.simulation.worker_process")
+"""Modules of all processes of a run but the server, which does without them."""
 OF_A_RUN = "FLSTREAM_OF_A_RUN"
 """Environment variable that the processes of a run have, and what they start."""
 QUIET_ARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -179,6 +183,8 @@ class ProcessHost:
     def forked(cls, *inherited: socket.socket) -> Self:
         """Fork a fork server from this process, which has its imports and no threads yet.
 
+        What the other processes import beside them is imported there, once for all.
+
         Args:
             inherited: Sockets of this process, which are not for the others.
         """
@@ -193,6 +199,9 @@ class ProcessHost:
                 for own in (host._socket, *inherited):
                     os.close(own.detach())
                 os.setpgid(0, 0)
+                for name in OTHER_IMPORTS:
+                    importlib.import_module(name)
+                gc.freeze()  # as those of the first fork server
                 serve(theirs)
         return host
 

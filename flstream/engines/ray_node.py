@@ -16,7 +16,14 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from flstream.engines.gpus import GpuDealer, visible_gpus
-from flstream.engines.processes import FORK_SERVER, Process, ProcessHost
+from flstream.engines.processes import (
+    FORK_SERVER,
+    OTHER_IMPORTS,
+    PRELOAD,
+    Process,
+    ProcessHost,
+    variables_of,
+)
 from flstream.engines.ray import NONCE_FILE
 from flstream.errors import SimulationError, UsageError
 from flstream.job import Job
@@ -68,8 +75,10 @@ class NodeHost:
         """Get ready to start workers: make imports, and build the base that they map."""
         job = job.moved(Path.cwd())
         self._gpus = GpuDealer(visible_gpus(), job.engine.gpus)
-        self._host = ProcessHost.of(job)
-        self._host.begin()
+        variables = variables_of(job)
+        variables[PRELOAD] = ",".join(filter(None, [variables.get(PRELOAD), *OTHER_IMPORTS]))
+        self._host = ProcessHost(variables)
+        self._host.__enter__()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
         if job.base is not None:

@@ -14,7 +14,6 @@ from flstream.model.composed import ComposedSource, Segments
 from flstream.model.dtypes import numpy_dtype, torch_dtype
 from flstream.model.header import TensorInfo
 from flstream.model.layout import Layout
-from flstream.model.modules import exchanged_state, is_own_memory
 from flstream.model.tensor_view import TensorView, distinct_views
 from flstream.units import format_bytes
 
@@ -97,6 +96,8 @@ class MemoryBody(ComposedSource):
             )
         if isinstance(into, Mapping):
             return cls.of(into, writable=True)
+        from flstream.model.modules import exchanged_state, is_own_memory
+
         tensors = exchanged_state(into)
         body = cls.of(tensors, writable=True)
         if not is_own_memory(into, tensors):

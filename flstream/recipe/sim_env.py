@@ -22,7 +22,7 @@ from flstream.report.running import run_and_show
 from flstream.report.text import counted
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
-from flstream.simulation.places import this_place
+from flstream.simulation.child import this_place
 
 if TYPE_CHECKING:
     import torch

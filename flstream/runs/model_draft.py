@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flstream.aggregation.fold_rule import ServerStep
-from flstream.aggregation.optimizers import Optimization, state_layout
-from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain
-from flstream.codecs.rounded_writer import ChangesWriter, RoundedWriter
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import body_digest
@@ -19,6 +16,11 @@ from flstream.model.joined import SplitWriter, WritesRanges
 from flstream.model.layout import Layout
 from flstream.model.source import Source
 from flstream.runs.model_files import CHANGES, OPTIMIZER, body_file
+
+if TYPE_CHECKING:
+    from flstream.aggregation.optimizers import Optimization
+    from flstream.aggregation.rules import AggregationRule
+    from flstream.codecs.rounded_writer import RoundedWriter
 
 
 class ModelDraft(NamedTuple):
@@ -73,14 +75,21 @@ def model_draft(
             if body != MAIN
         }
         if optimizer is not None:
+            from flstream.aggregation.optimizers import Optimization, state_layout
+
             state_in = None if state is None else FileSource(state)
             beside_it = state_layout(optimizer.moments, layout, rule)
             out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), beside_it))
             optimization = Optimization(optimizer, state_in, out)
-        rounded, changes = None, None
+        rounded: RoundedWriter | None = None
+        changes = None
         if codecs.lossy is not None:
+            from flstream.codecs.rounded_writer import RoundedWriter
+
             rounded = RoundedWriter(sink, codecs.lossy)
         elif codecs.changes is not None:
+            from flstream.codecs.rounded_writer import ChangesWriter
+
             coded = codecs.changes.encoded(layout)
             changes = stack.enter_context(FileSink(body_file(path, CHANGES), coded))
             rounded = ChangesWriter(sink, codecs.changes, base, changes)

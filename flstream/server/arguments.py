@@ -15,10 +15,10 @@ from flstream.job.aggregation_section import METHODS
 from flstream.job.bodies import MAIN, RESERVED_NAMES, is_body_name
 from flstream.model.selection import ModelParts, Part, Selection
 from flstream.server.program_view import Model, SiteModel, Update
-from flstream.server.updates_to_fold import UpdatesToFold
 
 if TYPE_CHECKING:
     from flstream.aggregation.rules import AggregationRule
+    from flstream.server.training import UpdatesToFold
 
 # Seconds that a job file may give at most, too.
 _MOST_SECONDS = 10**10

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from flstream.aggregation.adoption import FoldKeeper, adopt_update, adopting, is_adopted_whole
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep, TensorFold
-from flstream.aggregation.optimizers import Optimization, optimizer_for
-from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
-from flstream.aggregation.tensor_groups import combined_groups, named_groups, own_tensor_fold
 from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
@@ -26,17 +22,18 @@ from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource
 from flstream.model.source import Sink, Source
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import SiteLost, brief
 from flstream.server.program_view import Model
 from flstream.server.task_run import TaskRun
-from flstream.server.training import SiteTraining
-from flstream.server.update_files import UpdateFile
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import SiteTraining, UpdatesToFold
+from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.worker.messages import SiteAnswer
 
 if TYPE_CHECKING:
+    from flstream.aggregation.adoption import FoldKeeper
+    from flstream.aggregation.optimizers import Optimization
+    from flstream.aggregation.partial_sum import PartialSum
     from flstream.server.run_state import RunState
 
 ResultT = TypeVar("ResultT")
@@ -88,8 +85,12 @@ class CohortFold:
         self.update_store = state.update_store
         self.to_fold = to_fold
         self.model = model
-        optimizer = None if adopts else step or optimizer_for(context.job.server_optimizer)
-        self.optimizer: ServerStep | None = optimizer
+        optimizer = step
+        if step is None and not adopts and context.job.server_optimizer.type != "none":
+            from flstream.aggregation.optimizers import optimizer_for
+
+            optimizer = optimizer_for(context.job.server_optimizer)
+        self.optimizer = optimizer
         self.answers: list[SiteAnswer] = []
         self.cost = Transfer()
         self.unchanged: list[str] = []
@@ -111,9 +112,11 @@ class CohortFold:
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
         if keeps_last:
+            from flstream.aggregation.adoption import FoldKeeper
+
             self._keeper = FoldKeeper(context.run.last_model, self._base, rule, context.expect_on)
             self.kept = self._keeper.digests
-        self.rule = replace(adopting(rule) if adopts else rule, fold_rules=to_fold.rules)
+        self.rule = replace(rule.adopting() if adopts else rule, fold_rules=to_fold.rules)
         # Sites whose updates come from their processes as they are folded.
         self._remote_sites: Sequence[str] = ()
         # The task under way whose updates are added up as they come, and how far that is.
@@ -125,10 +128,14 @@ class CohortFold:
     def train(self, training: SiteTraining) -> TaskRun:
         """Train the sites of a training, and add updates to a sum as they come."""
         if (code := self._code) is not None:  # wrong groups are found before anybody trains
+            from flstream.aggregation.tensor_groups import named_groups
+
             named_groups(code, self._base.layout, self.rule)
         run, plan = self.update_store.begin(training, is_read=False)
         self._run = run
         if plan.group:
+            from flstream.aggregation.partial_sum import PartialSum
+
             path = self.update_store.files(training).folder / "sum.safetensors"
             self._sums = PartialSum(path, self._base, self.rule)
             self._group = plan.group
@@ -151,6 +158,8 @@ class CohortFold:
             return record
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
         if self._adopts:
+            from flstream.aggregation.adoption import adopt_update
+
             walk = adopt_update
         elif self._code is not None:
             walk = self._fold_groups
@@ -205,6 +214,8 @@ class CohortFold:
         optimization: Optimization | None,
     ) -> str:
         """Combine groups of tensors, and fold the others; return the next model's digest."""
+        from flstream.aggregation.tensor_groups import combined_groups
+
         code = self._code
         assert code is not None
         path = self.update_store.files(self.to_fold.trainings[0]).folder / "groups.safetensors"
@@ -218,8 +229,11 @@ class CohortFold:
     @property
     def _code(self) -> TensorFold | None:
         """The code that combines groups of tensors, a user's own rule made anew; None for none."""
-        is_own = self._tensors is None and self.rule.combines_groups
-        return own_tensor_fold(self.rule) if is_own else self._tensors
+        if self._tensors is not None or not self.rule.combines_groups:
+            return self._tensors
+        from flstream.aggregation.tensor_groups import own_tensor_fold
+
+        return own_tensor_fold(self.rule)
 
     def progress(self, done: int) -> None:
         """Tell how many bytes of the model are done."""
@@ -277,6 +291,8 @@ class CohortFold:
         if not (is_file and is_alike and training.round == round_number):
             return None
         assert isinstance(update, UpdateFile)
+        from flstream.aggregation.adoption import is_adopted_whole
+
         is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
         return update if is_whole else None
 

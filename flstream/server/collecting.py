@@ -18,7 +18,7 @@ from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.update_files import UpdateFiles
+from flstream.server.updates import UpdateFiles
 from flstream.server.written_update import step_of_one, write_update
 from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names
@@ -73,10 +73,12 @@ class ModelCollection:
             "timeout": seconds,
         }
         request = f"collect({name}, {brief_names(sites)})"
-        tasks = state.tasks.new("submit_model", sites, state.round)
+        tasks = state.fleet.tasks("submit_model", sites, state.round)
 
         def do(number: int) -> tuple[CollectResult, None]:
-            submitters = state.asked.submitters(sites) if not self._context.job.filters.up else []
+            submitters = (
+                state.site_code.submitters(sites) if not self._context.job.filters.up else []
+            )
             of_asked = {site: tasks[site] for site in submitters}
             return self._collected(number, base, sites, of_asked, seconds), None
 

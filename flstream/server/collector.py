@@ -17,7 +17,7 @@ from flstream.units import format_seconds
 
 if TYPE_CHECKING:
     from flstream.job.time_section import RoundEnd
-    from flstream.server.collected_updates import CollectedUpdate
+    from flstream.server.updates import CollectedUpdate
     from flstream.worker.messages import SiteAnswer
 
 # Most reasons of failed sites in an error message.

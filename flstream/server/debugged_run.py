@@ -7,9 +7,9 @@ from typing import Any
 
 from flstream.debugging import DebuggedSite, debugged_site
 from flstream.errors import AbortedError, WorkflowError
+from flstream.server.effects import uncatchable
 from flstream.server.program_view import Model, Updates
 from flstream.server.run import Run
-from flstream.server.uncatchable import uncatchable
 
 
 class DebuggedRun(Run):

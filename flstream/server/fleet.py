@@ -1,15 +1,23 @@
-"""The sites of a run: who is still asked, who is there, who is idle."""
+"""The sites of a run: who is still asked, who is there, who is idle, and what each is given."""
 
 from __future__ import annotations
 
 import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import overload
+from typing import Literal, overload
+
+from msgspec.structs import replace
 
 from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.device import SiteDevice
+from flstream.runs.results import StateVersion
+from flstream.server.sampling import site_seed
+from flstream.worker.messages import SiteTask
+
+SeedKind = Literal["train", "evaluate", "submit_model"]
+"""Kind of a task, as far as its random numbers go."""
 
 
 class SiteSet(Sequence[str]):
@@ -108,6 +116,9 @@ class Fleet:
         self._away: set[str] = set()
         # The next time at which a site comes or goes, with its place.
         self._changes: list[tuple[int, int]] = []
+        # The states that sites have left, and how many tasks of a kind each has had in the round.
+        self._states: dict[str, StateVersion] = {}
+        self._counts: dict[tuple[str, SeedKind], int] = {}
         if job.devices_come_and_go:
             for place, name in enumerate(self._names):
                 self._note_change(place, name, 0)
@@ -118,6 +129,36 @@ class Fleet:
         if device is None:
             device = self._devices[site] = self._job.device(site)
         return device
+
+    def begin_round(self) -> None:
+        """Count the tasks of sites anew."""
+        self._counts.clear()
+
+    def tasks(self, kind: SeedKind, sites: Iterable[str], number: int) -> Mapping[str, SiteTask]:
+        """Return the sites' parts of a new task of a round, by site."""
+        tasks = {}
+        for site in sites:
+            ordinal = self._counts.get((site, kind), 0)
+            self._counts[site, kind] = ordinal + 1
+            seed = site_seed(self._job.seed, site, number, kind, ordinal)
+            tasks[site] = SiteTask(site, self.numbers[site], seed, self._states.get(site))
+        return tasks
+
+    def up_to_date(self, tasks: Mapping[str, SiteTask]) -> Mapping[str, SiteTask]:
+        """Return the parts of a task that is begun now, after others may have changed states."""
+        return with_states(tasks, self._states)
+
+    def set_states(self, states: Mapping[str, StateVersion | None]) -> None:
+        """Take the versions of their states that sites have left.
+
+        Args:
+            states: The versions, by site; None for an empty state, as after a task that came to
+                nothing.
+        """
+        for site, state in states.items():
+            self._states.pop(site, None)
+            if state is not None:
+                self._states[site] = state
 
     def leave_out_small(self, nbytes: int) -> Sequence[str]:
         """Ask sites no more that have not the memory for a model; return their names."""
@@ -259,3 +300,10 @@ class Fleet:
 
 # Changes for each site after which nobody waits for more of them at once.
 _MOST_CHANGES = 1000
+
+
+def with_states(
+    tasks: Mapping[str, SiteTask], states: Mapping[str, StateVersion]
+) -> Mapping[str, SiteTask]:
+    """Return the parts of a task, with the states that sites begin with; empty ones for others."""
+    return {site: replace(task, state=states.get(site)) for site, task in tasks.items()}

@@ -28,11 +28,9 @@ from flstream.server.arguments import (
 )
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
-from flstream.server.peer_fold import fold_at
 from flstream.server.program_view import Model, Update
-from flstream.server.scores import received_score
-from flstream.server.scoring import weighted_metrics
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.scoring import received_score, weighted_metrics
+from flstream.server.training import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
@@ -41,237 +39,238 @@ if TYPE_CHECKING:
     from flstream.server.run_state import RunState
 
 
-class ModelEffects:
-    """Makes models of updates: does each effect that is new, and replays the others."""
-
-    def __init__(self, state: RunState) -> None:
-        self._state = state
-        # Sites that have sent the model that they received, of which there was a warning.
-        self._unchanged: set[str] = set()
-
-    def fold(
-        self,
-        model: Model,
-        updates: Sequence[Update],
-        rule: FoldRule | None,
-        bodies: Mapping[str, FoldRule],
-        at: Sequence[str] | None,
-        step: ServerStep | None,
-        tensors: object = None,
-    ) -> Model:
-        """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
-        state = self._state
-        job = state.context.job
-        check_model("fold", model)
-        state.check_round("fold")
-        store, code = state.store, None if tensors is None else TensorFold.of(tensors)
-        rules = fold_rules(job, store.bodies(model), store.own_bodies(model), rule, bodies)
-        if job.chooses_answers:
-            updates = list(updates)
-        to_fold = UpdatesToFold.of(updates).under(rules)
-        to_fold.check_base(model)
-        check_fold(job, to_fold, step, at)
-        check_groups(job, state.context.rule, to_fold, step, at, code)
-        if at is not None:
-            if beside := store.bodies(model):
-                raise WorkflowError(
-                    f"run.fold() was given at, and the body {beside[0]!r} lies beside the model, "
-                    "which the server's process alone folds; leave out at"
-                )
-            state.check_sites("fold", at)
-            if state.in_flight:
-                raise WorkflowError(
-                    f"run.fold() was given at, and the training of {next(iter(state.in_flight))} "
-                    "is in flight; take its answer from run.next() first, or leave out at"
-                )
-        arguments: dict[str, object] = {
-            "model": [model.version, model.digest],
-            "updates": to_fold.arguments,
-        }
-        if rules:
-            arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
-        if at is not None:
-            arguments["at"] = list(at)
-        if step is not None:
-            arguments["step"] = step.plain()
-        if code is not None:
-            arguments["tensors"] = list(code.plain)
-        request = f"fold(model {model.version}, {to_fold.request})"
-        do = partial(self._make, model=model, to_fold=to_fold, at=at, step=step, code=code)
-        done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
-        return self._take(done, model, to_fold)
-
-    def adopt(self, updates: Sequence[Update]) -> Model:
-        """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
-        state = self._state
-        state.check_round("adopt")
-        adopted = check_adopted(state.context.job, updates)
-        to_fold = UpdatesToFold.of(adopted, "adopt")
-        model = adopted[0].base
-        if beside := state.store.bodies(model):
+def fold(
+    state: RunState,
+    model: Model,
+    updates: Sequence[Update],
+    rule: FoldRule | None,
+    bodies: Mapping[str, FoldRule],
+    at: Sequence[str] | None,
+    step: ServerStep | None,
+    tensors: object = None,
+) -> Model:
+    """Fold updates into the next model; see :meth:`flstream.server.run.Run.fold`."""
+    job = state.context.job
+    check_model("fold", model)
+    state.check_round("fold")
+    store, code = state.store, None if tensors is None else TensorFold.of(tensors)
+    rules = fold_rules(job, store.bodies(model), store.own_bodies(model), rule, bodies)
+    if job.chooses_answers:
+        updates = list(updates)
+    to_fold = UpdatesToFold.of(updates).under(rules)
+    to_fold.check_base(model)
+    check_fold(job, to_fold, step, at)
+    check_groups(job, state.context.rule, to_fold, step, at, code)
+    if at is not None:
+        if beside := store.bodies(model):
             raise WorkflowError(
-                f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
-                "it, of which a site sends a part of the fold alone; use run.fold()"
+                f"run.fold() was given at, and the body {beside[0]!r} lies beside the model, "
+                "which the server's process alone folds; leave out at"
             )
-        arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
-        request = f"adopt(model {model.version}, {to_fold.request})"
-        do = partial(self._make, model=model, to_fold=to_fold, adopts=True)
-        done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
-        return self._take(done, model, to_fold)
-
-    def store(self, model: Model, path: Path) -> Model:
-        """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
-        state = self._state
-        check_model("store", model)
-        state.check_round("store")
-        source = None if state.context.host is None else self._fitting(path, model)
-        digest = "" if source is None else body_digest(source)
-        arguments = {"model": [model.version, model.digest], "digest": digest}
-
-        def do(number: int) -> tuple[None, ModelRecord]:
-            assert source is not None
-            file, metadata = state.store.prepare(model, state.round), state.store.metadata
-            write_checkpoint(file, source, metadata(model, state.round))
-            optimizer = state.store.keep_state(model, file)
-            return None, state.store.finish(lambda: {MAIN: digest, **optimizer}, state.round)
-
-        done = state.journal.once(
-            "store", state.round, f"store({path.name})", arguments, do, NoneType
-        )
-        assert done.model is not None
-        handle = state.store.add(done.model, done.number, is_verified=done.is_new)
-        state.received.add_model(done.model.version, model.version, [])
-        return handle
-
-    def _fitting(self, path: Path, model: Model) -> Source:
-        """A file's tensors in the order of bodies, which must be those of a model."""
-        try:
-            file = FileSource(path)
-            source = file if file.layout.is_canonical else arranged(file)
-            difference = self._state.store.source(model).layout.difference(source.layout)
-        except CheckpointError as error:
-            flaw = f"run.store() was given a file that is no model: {error}"
-            raise WorkflowError(flaw) from error
-        if difference:
+        state.check_sites("fold", at)
+        if state.in_flight:
             raise WorkflowError(
-                f"run.store() was given {path}, which does not fit the run's model: {difference}"
+                f"run.fold() was given at, and the training of {next(iter(state.in_flight))} "
+                "is in flight; take its answer from run.next() first, or leave out at"
             )
-        return source
+    arguments: dict[str, object] = {
+        "model": [model.version, model.digest],
+        "updates": to_fold.arguments,
+    }
+    if rules:
+        arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
+    if at is not None:
+        arguments["at"] = list(at)
+    if step is not None:
+        arguments["step"] = step.plain()
+    if code is not None:
+        arguments["tensors"] = list(code.plain)
+    request = f"fold(model {model.version}, {to_fold.request})"
+    do = partial(_make, state, model=model, to_fold=to_fold, at=at, step=step, code=code)
+    done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
+    return _take(state, done, model, to_fold)
 
-    def _make(
-        self,
-        number: int,
-        *,
-        model: Model,
-        to_fold: UpdatesToFold,
-        at: Sequence[str] | None = None,
-        step: ServerStep | None = None,
-        code: TensorFold | None = None,
-        adopts: bool = False,
-    ) -> tuple[FoldResult, ModelRecord]:
-        """Train who is yet to train, and fold updates into the next model, which is durable."""
-        state, trained = self._state, None
-        context, private, keeps_last = state.context, state.private, state.keeps_last_models
-        _, step_number = state.store.next_record(state.round)
-        fold = CohortFold(
-            state,
-            model,
-            to_fold,
-            adopts=adopts,
-            step=step,
-            keeps_last=keeps_last and at is None,
-            tensors=code,
+
+def adopt(state: RunState, updates: Sequence[Update]) -> Model:
+    """Make one site's update the next model; see :meth:`flstream.server.run.Run.adopt`."""
+    state.check_round("adopt")
+    adopted = check_adopted(state.context.job, updates)
+    to_fold = UpdatesToFold.of(adopted, "adopt")
+    model = adopted[0].base
+    if beside := state.store.bodies(model):
+        raise WorkflowError(
+            f"run.adopt() was given an update of a model with the body {beside[0]!r} beside "
+            "it, of which a site sends a part of the fold alone; use run.fold()"
         )
-        make = fold.make if at is None else partial(fold_at, fold, at, keeps_last)
-        for training in to_fold.trainings:
-            training.combines, training.at = code is not None, at or ()
-        if (unread := to_fold.unread) is not None:
-            trained = unread.result = state.trainings.perform(unread, number, fold)
-            state.asked.record(trained.asks)
-        began = time.monotonic()
-        record = make(state.round)
-        result = FoldResult(
-            weights=_weights_by_site(fold.answers),
-            metrics=weighted_metrics(fold.answers),
-            refused=fold.refused,
-            fold=time.monotonic() - began - fold.checkpoint,
-            checkpoint=fold.checkpoint,
-            up=fold.cost,
-            updates=to_fold.used,
-            kept=fold.kept,
-            at=fold.at,
-            privacy=private.record(fold, state.round, step_number) if private else None,
-            train=trained,
+    arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
+    request = f"adopt(model {model.version}, {to_fold.request})"
+    do = partial(_make, state, model=model, to_fold=to_fold, adopts=True)
+    done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
+    return _take(state, done, model, to_fold)
+
+
+def store(state: RunState, model: Model, path: Path) -> Model:
+    """Make a file the next model; see :meth:`flstream.server.run.Run.store`."""
+    check_model("store", model)
+    state.check_round("store")
+    source = None if state.context.host is None else _fitting(state, path, model)
+    digest = "" if source is None else body_digest(source)
+    arguments = {"model": [model.version, model.digest], "digest": digest}
+
+    def do(number: int) -> tuple[None, ModelRecord]:
+        assert source is not None
+        file, metadata = state.store.prepare(model, state.round), state.store.metadata
+        write_checkpoint(file, source, metadata(model, state.round))
+        optimizer = state.store.keep_state(model, file)
+        return None, state.store.finish(lambda: {MAIN: digest, **optimizer}, state.round)
+
+    done = state.journal.once("store", state.round, f"store({path.name})", arguments, do, NoneType)
+    assert done.model is not None
+    handle = state.store.add(done.model, done.number, is_verified=done.is_new)
+    state.received.add_model(done.model.version, model.version, [])
+    return handle
+
+
+def _fitting(state: RunState, path: Path, model: Model) -> Source:
+    """A file's tensors in the order of bodies, which must be those of a model."""
+    try:
+        file = FileSource(path)
+        source = file if file.layout.is_canonical else arranged(file)
+        difference = state.store.source(model).layout.difference(source.layout)
+    except CheckpointError as error:
+        flaw = f"run.store() was given a file that is no model: {error}"
+        raise WorkflowError(flaw) from error
+    if difference:
+        raise WorkflowError(
+            f"run.store() was given {path}, which does not fit the run's model: {difference}"
         )
-        if result.metrics and self._is_score(fold.model, to_fold):
-            # Before the record that makes it final, so that it counts as soon as that does.
-            metrics = {answer.site: answer.metrics for answer in fold.answers}
-            has_evaluator, numbers = context.job.is_scored_centrally, state.fleet.numbers
-            context.emit(
-                received_score(
-                    fold.model, result.metrics, numbers, metrics, has_evaluator=has_evaluator
-                )
+    return source
+
+
+def _make(
+    state: RunState,
+    number: int,
+    *,
+    model: Model,
+    to_fold: UpdatesToFold,
+    at: Sequence[str] | None = None,
+    step: ServerStep | None = None,
+    code: TensorFold | None = None,
+    adopts: bool = False,
+) -> tuple[FoldResult, ModelRecord]:
+    """Train who is yet to train, and fold updates into the next model, which is durable."""
+    trained = None
+    context, private, keeps_last = state.context, state.private, state.keeps_last_models
+    _, step_number = state.store.next_record(state.round)
+    fold = CohortFold(
+        state,
+        model,
+        to_fold,
+        adopts=adopts,
+        step=step,
+        keeps_last=keeps_last and at is None,
+        tensors=code,
+    )
+    make = fold.make
+    if at is not None:
+        from flstream.server.peer_fold import fold_at
+
+        make = partial(fold_at, fold, at, keeps_last)
+    for training in to_fold.trainings:
+        training.combines, training.at = code is not None, at or ()
+    if (unread := to_fold.unread) is not None:
+        trained = unread.result = state.trainings.perform(unread, number, fold)
+        state.site_code.record(trained.asks)
+    began = time.monotonic()
+    record = make(state.round)
+    result = FoldResult(
+        weights=_weights_by_site(fold.answers),
+        metrics=weighted_metrics(fold.answers),
+        refused=fold.refused,
+        fold=time.monotonic() - began - fold.checkpoint,
+        checkpoint=fold.checkpoint,
+        up=fold.cost,
+        updates=to_fold.used,
+        kept=fold.kept,
+        at=fold.at,
+        privacy=private.record(fold, state.round, step_number) if private else None,
+        train=trained,
+    )
+    if result.metrics and _is_score(state, fold.model, to_fold):
+        # Before the record that makes it final, so that it counts as soon as that does.
+        metrics = {answer.site: answer.metrics for answer in fold.answers}
+        has_evaluator, numbers = context.job.is_scored_centrally, state.fleet.numbers
+        context.emit(
+            received_score(
+                fold.model, result.metrics, numbers, metrics, has_evaluator=has_evaluator
             )
-        for key, value in fold.numbers.items():
-            context.emit(SiteLog(round=state.round, site="", key=key, value=value))
-        self._warn_of_unchanged(fold.unchanged)
-        if not fold.is_link:
-            state.update_store.folded(to_fold)
-        return result, record
+        )
+    for key, value in fold.numbers.items():
+        context.emit(SiteLog(round=state.round, site="", key=key, value=value))
+    _warn_of_unchanged(state, fold.unchanged)
+    if not fold.is_link:
+        state.update_store.folded(to_fold)
+    return result, record
 
-    def _warn_of_unchanged(self, sites: Sequence[str]) -> None:
-        """Warn of sites that have sent the model that they received, once of each."""
-        new, number = [site for site in sites if site not in self._unchanged], self._state.round
-        self._unchanged.update(new)
-        if new:
-            names = brief_names(new)
-            whose = f"update of {names} is" if len(new) == 1 else f"updates of {names} are"
-            self._state.warn(
-                [
-                    f"in round {number}, the {whose} equal to the model that was received, so "
-                    "nothing was trained; a trainer may count its epochs from round to round, or "
-                    "an optimizer hold the parameters of another module"
-                ]
-            )
 
-    def _is_score(self, model: Model, to_fold: UpdatesToFold) -> bool:
-        """Whether metrics that come with updates are the score of the model they are folded into.
+def _warn_of_unchanged(state: RunState, sites: Sequence[str]) -> None:
+    """Warn of sites that have sent the model that they received, once of each."""
+    new, number = [site for site in sites if site not in state.unchanged], state.round
+    state.unchanged.update(new)
+    if new:
+        names = brief_names(new)
+        whose = f"update of {names} is" if len(new) == 1 else f"updates of {names} are"
+        state.warn(
+            [
+                f"in round {number}, the {whose} equal to the model that was received, so "
+                "nothing was trained; a trainer may count its epochs from round to round, or "
+                "an optimizer hold the parameters of another module"
+            ]
+        )
 
-        They are that of the model that they were trained from.
-        """
-        state = self._state
-        is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
-        return is_of_it and state.asked.is_received and state.scores.is_received(model, state.round)
 
-    def _take(self, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
-        """Continue from a model on record, with all that its effect changed."""
-        number, result, model, is_new = done
-        assert model is not None
-        state = self._state
-        own = state.store.own_bodies(base)
-        handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
-        state.received.add_model(model.version, base.version, to_fold.trainings)
-        self._state.trainings.started.give_late(handle)
-        state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
-        if state.private is not None and result.privacy is not None:
-            state.private.take(result.privacy, state.round)
-        if (training := to_fold.unread) is not None:
-            assert result.train is not None
-            self._state.trainings.take(training, result.train, number)
-            training.is_folded = True
-        if self._is_score(base, to_fold):
-            state.warn(state.scores.add_received(base, result.metrics))
-        if state.totals is not None:
-            # Scores of the model that was received are no facts of the one that is being made.
-            is_received = state.asked.is_received
-            state.totals.add_model(replace(result, metrics={}) if is_received else result)
-        if training is not None:
-            # What sites kept in this effect that were refused goes back to what it was before, too.
-            state.tasks.set_states({site: training.tasks[site].state for site in result.refused})
-        state.fleet.note_failures(result.refused)
-        state.settle_failures(result.weights)
-        state.update_store.settle(to_fold, state.round, state.oldest_round)
-        return handle
+def _is_score(state: RunState, model: Model, to_fold: UpdatesToFold) -> bool:
+    """Whether metrics that come with updates are the score of the model they are folded into.
+
+    They are that of the model that they were trained from.
+    """
+    is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
+    return (
+        is_of_it
+        and state.site_code.is_received
+        and state.scoring.may_be_received(model, state.round)
+    )
+
+
+def _take(state: RunState, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
+    """Continue from a model on record, with all that its effect changed."""
+    number, result, model, is_new = done
+    assert model is not None
+    own = state.store.own_bodies(base)
+    handle = state.store.add(model, number, is_verified=is_new, host=result.at, own=own)
+    state.received.add_model(model.version, base.version, to_fold.trainings)
+    if state.trainings.has_started:
+        state.trainings.started.give_late(handle)
+    state.last_models |= {site: (digest, number) for site, digest in result.kept.items()}
+    if state.private is not None and result.privacy is not None:
+        state.private.take(result.privacy, state.round)
+    if (training := to_fold.unread) is not None:
+        assert result.train is not None
+        state.trainings.take(training, result.train, number)
+        training.is_folded = True
+    if _is_score(state, base, to_fold):
+        state.warn(state.scoring.add_received(base, result.metrics))
+    if state.totals is not None:
+        # Scores of the model that was received are no facts of the one that is being made.
+        is_received = state.site_code.is_received
+        state.totals.add_model(replace(result, metrics={}) if is_received else result)
+    if training is not None:
+        # What sites kept in this effect that were refused goes back to what it was before, too.
+        state.fleet.set_states({site: training.tasks[site].state for site in result.refused})
+    state.fleet.note_failures(result.refused)
+    state.settle_failures(result.weights)
+    state.update_store.settle(to_fold, state.round, state.oldest_round)
+    return handle
 
 
 def _weights_by_site(answers: Sequence[SiteAnswer]) -> dict[str, float]:

@@ -7,12 +7,10 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from flstream.aggregation.fold_rule import ServerStep
-from flstream.codecs.frames import encoder_for
-from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CheckpointError, SimulationError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
@@ -31,6 +29,9 @@ from flstream.server.program_view import Model
 from flstream.server.stored_model import StoredModel, opened, own_body
 from flstream.streaming.coding import EncoderFor
 from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
+
+if TYPE_CHECKING:
+    from flstream.codecs.lossy import LossyCodec
 
 # Models that sites may have received last, and are then sent what differs from them.
 _MOST_BASES = 4
@@ -253,6 +254,8 @@ class ModelStore:
                     base = FileSource(self.path(stored.record))
                     bases[stored.record.digest] = base if lossy is None else lossy.encode(base)
         layout = source.layout if lossy is None else lossy.encoded(source.layout)
+        from flstream.codecs.frames import encoder_for
+
         return encoder_for(codec, layout, bases)
 
     def hosts(self, model: Model) -> Sequence[str]:

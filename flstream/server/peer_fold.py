@@ -25,9 +25,8 @@ from flstream.errors import (
     WorkerLostError,
 )
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.collected_updates import CollectedUpdate, RemoteUpdate
 from flstream.server.collector import PROGRESS_KEY
-from flstream.server.update_files import UpdateFile
+from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import ModelRecord, Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flstream.debugging import code_failed, debugged_site
+from flstream.debugging import code_failed, debugged_site, sentence
 from flstream.errors import (
     FlstreamError,
     ResumeRefusedError,
@@ -15,16 +15,14 @@ from flstream.runs.site_states import state_bytes
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.debugged_run import DebuggedRun
 from flstream.server.disk import check_run
-from flstream.server.effects import EffectJournal
+from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
-from flstream.server.uncatchable import EffectFailedError
 from flstream.telemetry.events import (
     EffectDone,
     ModelRecord,
@@ -33,7 +31,6 @@ from flstream.telemetry.events import (
 from flstream.telemetry.halts import halt_at
 from flstream.text import brief_names
 from flstream.units import format_bytes
-from flstream.worker.user_code import sentence
 
 
 def prepare(context: ServerContext) -> None:
@@ -107,7 +104,8 @@ def play(
             raise SimulationError(str(error)) from error
         raise
     finally:
-        state.trainings.started.close()
+        if state.trainings.has_started:
+            state.trainings.started.close()
 
 
 def _play_stage(state: RunState, place: int, start: int) -> int:
@@ -117,7 +115,11 @@ def _play_stage(state: RunState, place: int, start: int) -> int:
     is_last = place == len(context.job.stages) - 1
     stopping = EarlyStopping(context.job)
     state.begin_stage(place, stopping)
-    face = Run if debugged_site() is None else DebuggedRun
+    face = Run
+    if debugged_site() is not None:
+        from flstream.server.debugged_run import DebuggedRun
+
+        face = DebuggedRun
     run = face(state, stage.args, stopping, start, is_last)
     try:
         returned = stage.load_program()(run)
@@ -135,7 +137,8 @@ def _play_stage(state: RunState, place: int, start: int) -> int:
     if state.failure is not None:  # and the workflow has caught that all the same
         raise state.failure
     state.trainings.check_done()
-    state.trainings.started.cancel()
+    if state.trainings.has_started:
+        state.trainings.started.cancel()
     state.end_stage(run.ended_early)
     if returned is None:
         context.emit(
@@ -160,7 +163,7 @@ def _finish(state: RunState, version: int) -> None:
     halt_at("end")
     state.update_store.discard_files()
     run.publish(path, run.final_model)
-    best, in_use = state.scores.best_version, {version}
+    best, in_use = state.scoring.best_version, {version}
     if best is not None:
         in_use.add(best)
         try:
@@ -170,7 +173,7 @@ def _finish(state: RunState, version: int) -> None:
             state.context.emit(Warned(message=f"no {run.best_model.name}: {error.flaw}"))
         else:
             run.publish(source.path, run.best_model)
-    store.retire(state.scores.best_versions, in_use)
+    store.retire(state.scoring.best_versions, in_use)
 
 
 def _check_disk(

@@ -9,8 +9,8 @@ import numpy as np
 
 from flstream.aggregation.accountant import NOT_DRAWN, Accounting, epsilon
 from flstream.aggregation.clipping import AdaptiveNorm
-from flstream.aggregation.private import GaussianMechanism, NoiseSource
-from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.private import NoiseSource
+from flstream.aggregation.rules import AggregationRule, GaussianMechanism
 from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.conditions import read_condition
@@ -20,7 +20,7 @@ from flstream.model.layout import Layout
 from flstream.runs.results import FoldPrivacy
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.sampling import draw_sites, sample_sites
-from flstream.server.updates_to_fold import UpdatesToFold
+from flstream.server.training import UpdatesToFold
 from flstream.text import brief_names
 
 if TYPE_CHECKING:

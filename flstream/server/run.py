@@ -19,7 +19,7 @@ from flstream.errors import WorkflowError
 from flstream.model.selection import PART_ORDERS, Part, PartOrder
 from flstream.server.arguments import check_bodies, check_model, check_name, parts_of
 from flstream.server.collector import ResultCollector, TaskWaits
-from flstream.server.json_files import write_json
+from flstream.server.effects import uncatchable
 from flstream.server.program_view import (
     Model,
     SiteModel,
@@ -28,9 +28,7 @@ from flstream.server.program_view import (
     Update,
     Updates,
 )
-from flstream.server.remembered import remembered
-from flstream.server.samplers import sampled
-from flstream.server.uncatchable import uncatchable
+from flstream.server.sampling import sample_sites
 from flstream.telemetry.events import ProcessStarted, SiteLog
 
 if TYPE_CHECKING:
@@ -69,6 +67,7 @@ class Run:
 
     Attributes:
         ended_early: Why there are fewer rounds than the job has; None while there are not.
+        has_sampled: Whether the workflow has drawn sites by the sampler.
     """
 
     def __init__(
@@ -89,6 +88,7 @@ class Run:
         self._last_ordered: str | None = None
         self._is_counting = False
         self.ended_early: str | None = None
+        self.has_sampled = False
 
     @property
     def all_sites(self) -> list[str]:
@@ -128,12 +128,12 @@ class Run:
     @property
     def best(self) -> BestEvaluation | None:
         """The best evaluation so far by the key metric; None before there is one."""
-        return self._state.scores.best
+        return self._state.scoring.best
 
     @property
     def best_model(self) -> Model | None:
         """The model of the best evaluation so far; None before there is one."""
-        version = self._state.scores.best_version
+        version = self._state.scoring.best_version
         return None if version is None else self._state.store.handle(version)
 
     @uncatchable
@@ -198,6 +198,7 @@ class Run:
                 :attr:`sites`; or the sampler needs a loss, and no site has reported one.
         """
         state, job = self._state, self._state.context.job
+        self.has_sampled = True
         count = job.sample_size
         least = job.stragglers.least(job.clients, count)
         if state.clock is not None:
@@ -205,9 +206,13 @@ class Run:
         if state.private is not None:
             drawn = state.private.sample(state.sites, number)
             least = min(least, len(drawn))
-        else:
+        elif state.site_history is not None:
+            from flstream.server.samplers import sampled
+
             history = state.site_history.before(number)
             drawn = sampled(job.clients.sampler, state.sites, count, history)
+        else:
+            drawn = sample_sites(state.sites, count, job.seed, number)
         ResultCollector(f"train round {number}", drawn, least).check_size()
         return drawn
 
@@ -447,7 +452,9 @@ class Run:
                 shapes or what is not finite; the message has the line or the tensor.
             MisfitError: A group takes more than ``aggregation.memory_budget``.
         """
-        return self._state.models.fold(model, updates, rule, bodies, at, step, tensors)
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.fold(self._state, model, updates, rule, bodies, at, step, tensors)
 
     def limit_waiting(self, *, start: float | None = None, progress: float | None = None) -> None:
         """Set how long sites may be silent in the tasks and folds of this workflow, from now on.
@@ -473,7 +480,9 @@ class Run:
         Raises:
             WorkflowError: There is not exactly one update.
         """
-        return self._state.models.adopt(updates)
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.adopt(self._state, updates)
 
     @uncatchable
     def evaluate(
@@ -592,7 +601,9 @@ class Run:
         Raises:
             WorkflowError: The file is no such model.
         """
-        return self._state.models.store(model, Path(path))
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.store(self._state, model, Path(path))
 
     def save(self, update: Update, path: str | Path) -> None:
         """Write what an update makes of the model that it was trained from to a file.
@@ -618,6 +629,8 @@ class Run:
         Raises:
             WorkflowError: They are more, or no bytes.
         """
+        from flstream.server.remembered import remembered
+
         return remembered(self._state, name, compute)
 
     @uncatchable
@@ -680,6 +693,8 @@ class Run:
         Raises:
             WorkflowError: JSON cannot hold the value, or the path is another one.
         """
+        from flstream.server.json_files import write_json
+
         write_json(self._state, path, value)
 
     @uncatchable

@@ -3,35 +3,114 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.device import NANOSECONDS
+from flstream.runs.results import FoldResult, TaskCost
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_sites_and_timeout
-from flstream.server.collecting import ModelCollection
 from flstream.server.collector import UNLIMITED
 from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.fleet import Fleet
-from flstream.server.model_effects import ModelEffects
 from flstream.server.model_store import ModelStore
-from flstream.server.privacy import PrivateFolds
 from flstream.server.received import ReceivedTensors
-from flstream.server.round_totals import RoundTotals
-from flstream.server.scores import Scores
 from flstream.server.scoring import ScoringEffects
-from flstream.server.simulated_clock import SimulatedClock
-from flstream.server.site_code import AskedKinds, SentValues
-from flstream.server.site_history import SiteHistory
-from flstream.server.site_tasks import SiteTasks
+from flstream.server.site_code import SiteCode
 from flstream.server.training import SiteTraining
 from flstream.server.training_effects import TrainingEffects
 from flstream.server.update_store import UpdateStore
-from flstream.telemetry.events import AnyEvent, EndedEarly, SiteSuspended, Warned
+from flstream.telemetry.events import (
+    AnyEvent,
+    EndedEarly,
+    ModelRecord,
+    PrivacySpent,
+    RoundFinished,
+    SiteSuspended,
+    Transfer,
+    Warned,
+)
 from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
+
+if TYPE_CHECKING:
+    from flstream.server.collecting import ModelCollection
+    from flstream.server.privacy import PrivateFolds
+    from flstream.server.simulated_clock import SimulatedClock
+    from flstream.server.site_history import SiteHistory
+
+
+class RoundTotals:
+    """Adds up what a round's effects cost and brought."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._download = self._train = self._fold = self._checkpoint = 0.0
+        self._down, self._up = Transfer(), Transfer()
+        self._weights: dict[str, float] = {}
+        self._updates = Counter[str]()
+        self._aggregator = ""
+        self._metrics: list[tuple[float, Mapping[str, float]]] = []
+        self._privacy: PrivacySpent | None = None
+
+    def add_task(self, cost: TaskCost) -> None:
+        """Add what a training cost."""
+        self._download += cost.download
+        self._train += cost.work
+        self._fold += cost.fetch
+        self._down += msgspec.structs.replace(cost.down, seconds=cost.download)
+
+    def add_model(self, result: FoldResult) -> None:
+        """Add what a model cost that was made."""
+        self._fold += result.fold
+        self._checkpoint += result.checkpoint
+        self._up += result.up
+        self._aggregator = result.at or self._aggregator
+        for site, weight in result.weights.items():
+            self._weights[site] = self._weights.get(site, 0.0) + weight
+        self._updates.update(site for _, sites in result.updates for site in sites)
+        self._metrics.append((sum(result.weights.values()), result.metrics))
+        if result.privacy is not None:
+            self._privacy = result.privacy.spent
+
+    def finished(self, newest: ModelRecord, simulated: float | None) -> RoundFinished:
+        """The event that ends the round, with the virtual clock's time in seconds, if any."""
+        return RoundFinished(
+            round=self.number,
+            digest=newest.digest,
+            optimizer_state=newest.optimizer_state,
+            download=self._download,
+            train=self._train,
+            upload_and_fold=self._fold,
+            checkpoint=self._checkpoint,
+            weights=self._weights,
+            updates={site: n for site, n in self._updates.items() if n > 1},
+            metrics=self._mean(),
+            down=self._down,
+            up=msgspec.structs.replace(self._up, seconds=self._fold),
+            aggregator=self._aggregator,
+            privacy=self._privacy,
+            simulated_seconds=simulated,
+        )
+
+    def _mean(self) -> dict[str, float]:
+        if len(self._metrics) == 1:
+            return dict(self._metrics[0][1])
+        means = {}
+        for name in sorted({name for _, metrics in self._metrics for name in metrics}):
+            having = [
+                (weight, metrics[name]) for weight, metrics in self._metrics if name in metrics
+            ]
+            total = sum(weight for weight, _ in having)
+            means[name] = sum(weight * value for weight, value in having) / total
+        return means
 
 
 class RunState:
@@ -49,18 +128,14 @@ class RunState:
         update_store: The updates that are not settled yet.
         received: What sites have of models of which they were sent parts.
         trainings: The effects of trainings.
-        models: The effects that make models.
-        collection: The models that sites were asked for.
-        scoring: The effects of scores.
-        tasks: Makes the sites' parts of tasks, and follows their states.
-        fleet: The sites: who may be asked, and who is idle.
+        unchanged: Sites that have sent the model that they received, of which there was a warning.
+        scoring: The effects of scores, and the best model by them.
+        fleet: The sites: who may be asked, who is idle, their parts of tasks and their states.
         clock: The virtual clock; None where that on the wall counts.
         in_flight: The trainings of single sites that were started, and whose answers were not taken
             yet, by site in the order of their starts.
-        site_history: What sites have done, for samplers.
-        scores: What sites have found of models.
-        asked: Kinds of task that the sites' code tells apart.
-        sent: What its workflows have sent for training code to use.
+        site_history: What sites have done; None where the sampler needs none of it.
+        site_code: What sites' code asks, and reads of what it was sent.
         last_models: By site, the digest of the last model that it has sent, and the number of the
             fold that took it; where a workflow collects models.
         private: Makes folds private; None where the job is not.
@@ -78,26 +153,41 @@ class RunState:
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
         self.fleet = Fleet(job)
-        self.tasks = SiteTasks(job.seed, self.fleet.numbers)
-        self.clock = SimulatedClock(job, self.fleet) if job.time.is_virtual else None
+        self.clock: SimulatedClock | None = None
+        if job.time.is_virtual:
+            from flstream.server.simulated_clock import SimulatedClock
+
+            self.clock = SimulatedClock(job, self.fleet)
         self.in_flight: dict[str, SiteTraining] = {}
-        self.site_history = SiteHistory(job)
-        self.scores = Scores(job)
-        self.asked = AskedKinds()
-        self.sent = SentValues()
+        self.site_history: SiteHistory | None = None
+        if not job.clients.sampler.is_uniform:
+            from flstream.server.site_history import SiteHistory
+
+            self.site_history = SiteHistory(job.seed)
+        self.site_code = SiteCode()
         self.last_models: dict[str, tuple[str, int]] = {}
-        self.private = PrivateFolds(job) if job.privacy.is_on else None
+        self.private: PrivateFolds | None = None
+        if job.privacy.is_on:
+            from flstream.server.privacy import PrivateFolds
+
+            self.private = PrivateFolds(job)
         self.round = 0
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
         self.stage = 0
+        self.unchanged: set[str] = set()
         self.trainings = TrainingEffects(self)
-        self.models = ModelEffects(self)
-        self.collection = ModelCollection(self)
         self.scoring = ScoringEffects(self)
         self._program_path = ""
         self.totals: RoundTotals | None = None
         self.failure: FlstreamError | None = None
+
+    @cached_property
+    def collection(self) -> ModelCollection:
+        """The models that sites were asked for."""
+        from flstream.server.collecting import ModelCollection
+
+        return ModelCollection(self)
 
     @property
     def sites(self) -> list[str]:
@@ -112,10 +202,10 @@ class RunState:
     @property
     def evaluators(self) -> list[str]:
         """Sites to send an evaluation, where one is due."""
-        if self.context.job.is_scored_centrally and self.asked.source == "auto":
+        if self.context.job.is_scored_centrally and self.site_code.source == "auto":
             return []
         # Without going over the fleet in each round where nobody is asked.
-        return [] if self.asked.is_received else self.asked.evaluators(self.sites)
+        return [] if self.site_code.is_received else self.site_code.evaluators(self.sites)
 
     def program_line(self) -> int | None:
         """Line of the workflow's file that is being run; None if that is not known."""
@@ -145,8 +235,8 @@ class RunState:
         self.stage = place
         self._program_path = str(self.context.job.stages[place].program_file)
         self.update_store.waits = UNLIMITED
-        self.asked.source = self.context.job.stages[place].args.evaluate
-        self.scores.begin_stage(stopping)
+        self.site_code.source = self.context.job.stages[place].args.evaluate
+        self.scoring.begin_stage(stopping)
         if self.private is not None:
             self.private.begin_stage(stopping)
 
@@ -169,7 +259,7 @@ class RunState:
         self._round_ends.append(min([self.journal.asked, *started]))
         self.round += 1
         self.totals = RoundTotals(self.round)
-        self.tasks.begin_round()
+        self.fleet.begin_round()
 
     def hold_models(self) -> None:
         """Keep what trainings in flight and waiting updates start from at the end of this round."""
@@ -238,13 +328,13 @@ class RunState:
 
     def retire_models(self) -> None:
         """Remove the files of models that nothing needs any more."""
-        self.store.retire(self.scores.best_versions, self.received.needed())
+        self.store.retire(self.scoring.best_versions, self.received.needed())
 
     def warn_of_late(self, answers: Iterable[SiteAnswer]) -> None:
         """Warn of sites whose code asks about evaluations after its first task."""
         if self.context.job.is_scored_centrally:
             return
-        if late := self.asked.take_late(answers):
+        if late := self.site_code.take_late(answers):
             first = "its first task" if len(late) == 1 else "their first tasks"
             self.warn(
                 [

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.model.source import Source
+from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.results import ScoreResult
-from flstream.runs.site_scores import by_site, columns_of
+from flstream.runs.site_scores import Columns, by_site, columns_of
+from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
-from flstream.server.evaluator import CentralScore
 from flstream.server.program_view import Model, SiteModel, SiteScores
-from flstream.server.scores import site_columns
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, ModelScored, Transfer
+from flstream.telemetry.events import Evaluated, Metrics, ModelScored, Transfer
 from flstream.text import brief_names
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
@@ -31,15 +31,116 @@ _TRAINS_TO_EVALUATE = (
 )
 
 if TYPE_CHECKING:
+    from flstream.server.evaluator import CentralScore
     from flstream.server.run_state import RunState
 
 
+def site_columns(
+    numbers: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
+) -> tuple[Columns, Sequence[int] | None]:
+    """Return the columns of the sites that have metrics, and their numbers; None for all sites.
+
+    Args:
+        numbers: The number of each site in their fixed order, from 0, by its name.
+        metrics: Metrics of sites that have any.
+    """
+    sites = sorted(metrics, key=numbers.__getitem__)
+    is_some = 0 < len(sites) < len(numbers)
+    return columns_of(sites, metrics), [numbers[site] for site in sites] if is_some else None
+
+
+def received_score(
+    model: Model,
+    metrics: Metrics,
+    numbers: Mapping[str, int],
+    by_site: Mapping[str, Mapping[str, float]],
+    *,
+    has_evaluator: bool,
+) -> Evaluated:
+    """The event of a score that came with updates."""
+    sites, scored = site_columns(numbers, by_site)
+    return Evaluated(
+        round=model.round,
+        metrics={} if has_evaluator else metrics,
+        site_metrics=metrics if has_evaluator else None,
+        seconds=0.0,
+        down=Transfer(),
+        version=model.version,
+        received=True,
+        sites=sites,
+        scored=scored,
+    )
+
+
 class ScoringEffects:
-    """Has sites score models: does each effect that is new, and replays the others."""
+    """Has sites score models: does each effect that is new, and replays the others.
+
+    Attributes:
+        best_version: Version of the best model so far; None before there is one.
+    """
 
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._has_warned = False
+        job = state.context.job
+        self.best_version: int | None = None
+        # Version of the best model for a run with more rounds, which knows no provisional score.
+        self._earlier_best: int | None = None
+        self._best = BestRound(job.key_metric, job.key_metric_mode)
+        self._stopping = EarlyStopping(job)
+        self._has_evaluator = job.is_scored_centrally
+        # Version of the newest model that was scored by those who received it.
+        self._newest_received = -1
+
+    def begin_stage(self, stopping: EarlyStopping) -> None:
+        """Begin with the models of the next workflow.
+
+        Args:
+            stopping: Judges whether the workflow goes on.
+        """
+        self._stopping = stopping
+
+    @property
+    def best(self) -> BestEvaluation | None:
+        """The best evaluation so far; None before there is one."""
+        return self._best.best
+
+    @property
+    def best_versions(self) -> set[int]:
+        """Versions of the best model, now and if the run is given more rounds."""
+        return {
+            version for version in (self.best_version, self._earlier_best) if version is not None
+        }
+
+    def may_be_received(self, model: Model, number: int) -> bool:
+        """Whether metrics that come with updates may be the score of the model.
+
+        They are for the model that a round began with, and once; not for those in between, which
+        sites hand on to each other within a round.
+
+        Args:
+            model: What the sites had received.
+            number: Number of the current round.
+        """
+        is_new = model.version > self._newest_received
+        return model.round < number and is_new
+
+    def add_received(self, model: Model, metrics: Metrics) -> Sequence[str]:
+        """Add metrics that came with the updates of a model; return warnings, a sentence each.
+
+        Beside an evaluator, they are no score.
+        """
+        self._newest_received = model.version
+        return () if self._has_evaluator else self.add_score(model, metrics)
+
+    def add_score(
+        self, model: Model, metrics: Metrics, *, is_provisional: bool = False
+    ) -> Sequence[str]:
+        """Add the score of a model; return warnings, a sentence each."""
+        if self._best.compare(model.round, metrics):
+            self._earlier_best = self.best_version if is_provisional else None
+            self.best_version = model.version
+        return self._stopping.evaluated(model.round, metrics)
 
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool
@@ -48,7 +149,7 @@ class ScoringEffects:
         check_values("evaluate", "meta", meta)
         state, message = self._state, pack_values(meta, None) if meta else b""
         sites, clients = state.evaluators, state.context.job.clients
-        tasks = state.tasks.new("evaluate", sites, model.round)
+        tasks = state.fleet.tasks("evaluate", sites, model.round)
 
         def do(number: int) -> tuple[ScoreResult, None]:
             began, source = time.monotonic(), state.store.source(model)
@@ -75,7 +176,7 @@ class ScoringEffects:
             is_provisional=is_provisional,
         ).result
         self._note(result)
-        state.warn(state.scores.add(model, result.metrics, is_provisional=is_provisional))
+        state.warn(self.add_score(model, result.metrics, is_provisional=is_provisional))
         if state.journal.is_live:
             state.retire_models()
         return result.metrics
@@ -97,7 +198,7 @@ class ScoringEffects:
         result = state.journal.once(
             "report", state.round, request, arguments, do, ScoreResult
         ).result
-        state.warn(state.scores.add(model, result.metrics))
+        state.warn(self.add_score(model, result.metrics))
 
     def score(
         self,
@@ -126,7 +227,7 @@ class ScoringEffects:
             "owner": owner,
             "counts": counts,
         }
-        tasks = state.tasks.new("evaluate", sites, of_round)
+        tasks = state.fleet.tasks("evaluate", sites, of_round)
 
         def do(number: int) -> tuple[ScoreResult, None]:
             if isinstance(model, Model):
@@ -169,7 +270,7 @@ class ScoringEffects:
         ).result
         self._note(result)
         if counts and isinstance(model, Model):
-            state.warn(state.scores.add(model, result.metrics))
+            state.warn(self.add_score(model, result.metrics))
         return SiteScores(by_site(sites, result.sites), result.failures)
 
     def _spec(
@@ -210,7 +311,7 @@ class ScoringEffects:
     ) -> TaskRun:
         """Ask sites to score a model."""
         state = self._state
-        context, kinds_asked = state.context, state.asked
+        context, kinds_asked = state.context, state.site_code
         plan = plan_task(context.job, spec.model.layout, len(spec.sites))
         run = TaskRun(context, spec, plan, collector)
         run.run()
@@ -249,7 +350,7 @@ class ScoringEffects:
         return ScoreResult(
             metrics=weighted_metrics(answers) if central is None else central.metrics,
             failures={} if run is None else dict(run.collector.failures),
-            asks=self._state.asked.first_kinds(answers),
+            asks=self._state.site_code.first_kinds(answers),
             sites=sites or {},
         )
 
@@ -283,7 +384,7 @@ class ScoringEffects:
     def _note(self, result: ScoreResult) -> None:
         """Record who failed in scoring a model, and what sites' code asked about."""
         state = self._state
-        state.asked.record(result.asks)
+        state.site_code.record(result.asks)
         state.fleet.note_failures(result.failures)
         state.settle_failures()
 

@@ -23,12 +23,13 @@ ScoreSource = Literal["auto", "task", "received"]
 score the model that the site had received. ``auto``: as their code shows by what it asks."""
 
 
-class AskedKinds:
-    """Kinds of task that sites' code asked about in their first tasks.
+class SiteCode:
+    """Kinds of task that sites' code asked about in their first tasks, and the values it was sent.
 
     They follow from the records of effects, so they are the same when a run is replayed. Sites
     that ask whether a task is an evaluation are sent evaluations, and score models by them. Where
-    no site asks, the metrics of its update score the model that a site had received.
+    no site asks, the metrics of its update score the model that a site had received. Whether code
+    reads a value is judged by the first training that it was sent with.
 
     Attributes:
         source: What scores the models of the current workflow.
@@ -39,6 +40,9 @@ class AskedKinds:
         self._by_site: dict[str, Collection[str]] = {}
         self._evaluating = 0  # of these, how many ask about evaluations
         self._warned: set[str] = set()
+        # Names of what was sent to sites that have answered. What reads the moments' reads the
+        # inner steps, too, of which there is a warning.
+        self._known = {KEEPS_MOMENTS}
 
     def first_kinds(self, answers: Iterable[SiteAnswer]) -> dict[str, list[str]]:
         """Return the kinds by site, for the sites whose first answers these are."""
@@ -76,6 +80,17 @@ class AskedKinds:
         """Return the sites that may know of the task to submit a model: they tell tasks apart."""
         return [site for site in sites if self._by_site.get(site, (SUBMIT_MODEL,))]
 
+    def unread(self, stage: Stage, number: int, answers: Sequence[SiteAnswer]) -> list[str]:
+        """Return a warning for each value that is new, and that no site's code has read."""
+        if not answers or not all(answer.unread for answer in answers):
+            return []
+        names = set.intersection(*(set(answer.unread) for answer in answers)) - self._known
+        return [_warning(stage, number, name) for name in sorted(names)]
+
+    def note_sent(self, meta: bytes, bodies: Sequence[str]) -> None:
+        """Note the values and bodies of a training that sites have answered."""
+        self._known.update(sent_names(meta), bodies)
+
     def _may_evaluate(self, site: str) -> bool:
         return EVALUATE in self._by_site.get(site, (EVALUATE,))
 
@@ -89,28 +104,6 @@ _READERS = {
     CONTROL: "flare.ScaffoldControl(net, model)",
     OPTIMIZER_PARAMS: "model.optimizer_params",
 }
-
-
-class SentValues:
-    """Names of what the workflows of a run have sent to sites that have answered.
-
-    Whether code reads a value is judged by the first training that it was sent with.
-    """
-
-    def __init__(self) -> None:
-        # What reads it reads the inner steps, too, of which there is a warning.
-        self._known = {KEEPS_MOMENTS}
-
-    def unread(self, stage: Stage, number: int, answers: Sequence[SiteAnswer]) -> list[str]:
-        """Return a warning for each value that is new, and that no site's code has read."""
-        if not answers or not all(answer.unread for answer in answers):
-            return []
-        names = set.intersection(*(set(answer.unread) for answer in answers)) - self._known
-        return [_warning(stage, number, name) for name in sorted(names)]
-
-    def note(self, meta: bytes, bodies: Sequence[str]) -> None:
-        """Note the values and bodies of a training that sites have answered."""
-        self._known.update(sent_names(meta), bodies)
 
 
 def _warning(stage: Stage, number: int, name: str) -> str:

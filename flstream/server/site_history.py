@@ -14,7 +14,6 @@ from flstream.job.device import NANOSECONDS
 from flstream.server.sampling import round_generator
 
 if TYPE_CHECKING:
-    from flstream.job import Job
     from flstream.runs.results import TrainResult
 
 LOSSES = ("train_loss", "loss")
@@ -59,13 +58,11 @@ class SamplingHistory(NamedTuple):
 class SiteHistory:
     """Records what sites have done, from results on record; replay rebuilds it.
 
-    Nothing is recorded for the sampler ``uniform``, which needs none of it: 100,000 records take
-    20 MiB.
+    There is none for the sampler ``uniform``, which needs none of it: 100,000 records take 20 MiB.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._seed = job.seed
-        self._is_kept = not job.clients.sampler.is_uniform
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
         self._sites: dict[str, AskedSite] = {}
 
     def before(self, number: int) -> SamplingHistory:
@@ -80,8 +77,6 @@ class SiteHistory:
             number: Number of the round.
             result: The training's result.
         """
-        if not self._is_kept:
-            return
         seconds = {site: time / NANOSECONDS for site, time in result.times.items()}
         for site, weight, metrics, _ in result.answers():
             self.note(site, number, weight, metrics, seconds.get(site))

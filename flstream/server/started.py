@@ -159,7 +159,8 @@ class StartedTrainings:
             training.clocks[site].arrive_late(now, run.spec.late_bytes(tensors, changes))
         if site in self._open:
             self._expect(training)
-            run.late_tensors.offer(tensors, changes)
+            if run.late_tensors is not None:
+                run.late_tensors.offer(tensors, changes)
         elif site in self._early:
             self._early.discard(site)
             self._settle(site)

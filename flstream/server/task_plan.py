@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from flstream.aggregation.optimizers import optimizer_for, state_layout
-from flstream.aggregation.rules import rule_for
+from flstream.aggregation.rules import AggregationRule, rule_for
 from flstream.codecs.chain import chain_of
 from flstream.errors import UsageError
 from flstream.job import Job
@@ -122,8 +121,6 @@ def plan_disk(
         plan: Plan of their task; None for that of a task whose updates are folded as they come.
     """
     rule = rule_for(job.aggregation)
-    optimizer = optimizer_for(job.server_optimizer)
-    moments = [step.moments for step in (optimizer, *programs) if step is not None]
     if plan is None:
         plan = plan_task(
             job,
@@ -142,7 +139,6 @@ def plan_disk(
     if layout.nbytes > RECORD_BYTES:
         waiting = max(waiting, *(program.waiting for program in programs), 0)
     in_flight = max((program.in_flight for program in programs), default=0)
-    states = [state_layout(step, layout, rule).nbytes for step in moments]
     # Each site's, and the one that takes the place of an earlier one.
     of_sites = job.clients.count + 1 if any(program.collected for program in programs) else 0
     return DiskPlan(
@@ -151,7 +147,7 @@ def plan_disk(
         layout.nbytes + _bytes_of_changes(job, layout),
         waiting,
         sums,
-        max(states, default=0),
+        _state_bytes(job, layout, rule, programs),
         # Tiny models stay in the workers' memory.
         received=_kept_models(job) if not plan.is_inline else 0,
         site_models=of_sites,
@@ -159,6 +155,20 @@ def plan_disk(
         combined=layout.nbytes if plan.combines else 0,
         bases=0 if job.checkpoints.keep == "all" else in_flight,
     )
+
+
+def _state_bytes(
+    job: Job, layout: Layout, rule: AggregationRule, programs: Sequence[ProgramOutline]
+) -> int:
+    """Return the bytes of the largest state of a server's step."""
+    moments: list[Sequence[str]] = [program.moments for program in programs if program.moments]
+    if job.server_optimizer.type == "none" and not moments:
+        return 0
+    from flstream.aggregation.optimizers import optimizer_for, state_layout
+
+    if (optimizer := optimizer_for(job.server_optimizer)) is not None:
+        moments.append(optimizer.moments)
+    return max((state_layout(step, layout, rule).nbytes for step in moments), default=0)
 
 
 def _replicas(job: Job, programs: Sequence[ProgramOutline]) -> int:

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from flstream.aggregation.adoption import expect_sound
 from flstream.errors import (
     ChannelClosedError,
     SimulationError,
@@ -21,23 +20,21 @@ from flstream.errors import (
 )
 from flstream.runs.results import TaskCost
 from flstream.runs.site_states import discard_site_state_after
-from flstream.server.collected_updates import (
-    CollectedUpdate,
-    RemoteUpdate,
-    update_in_answer,
-)
 from flstream.server.collector import START_KEY, ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.pooled_worker import ReportCallback
-from flstream.server.simulated_clock import SiteClock, SiteTime, late_answers
 from flstream.server.site_queue import SiteBatch, SiteQueue
-from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import TaskPlan
 from flstream.server.tasks import LateTensors, ModelOffer, TaskSpec
-from flstream.server.update_files import UpdateFiles
+from flstream.server.updates import (
+    CollectedUpdate,
+    RemoteUpdate,
+    UpdateFiles,
+    update_in_answer,
+)
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
-from flstream.streaming.settings import limits_for_updates
+from flstream.streaming.settings import limits_for_updates, stream_settings
 from flstream.telemetry.events import (
     LateReceived,
     SitePhaseChanged,
@@ -57,6 +54,9 @@ from flstream.worker.messages import (
     WrittenUpdate,
     is_weight,
 )
+
+if TYPE_CHECKING:
+    from flstream.server.simulated_clock import SiteClock, SiteTime
 
 # Bytes of an update that are checked at a time.
 _CHECKED_BYTES = 1 << 20
@@ -121,7 +121,7 @@ class TaskRun:
         cost: What it cost; known once it is over.
         down: Cost of the model's way to the sites so far.
         arrived_at: When the model had arrived at the last worker so far, by the monotonic clock.
-        late_tensors: Tensors that a site is sent while it trains.
+        late_tensors: Tensors that a site is sent while it trains; None where it is sent none.
         declared: Takes the work that a site has declared, on the thread that makes decisions.
     """
 
@@ -158,7 +158,9 @@ class TaskRun:
         self._queue = SiteQueue(
             spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
         )
-        self.late_tensors = LateTensors(context, spec)
+        parts, self.late_tensors = spec.task.parts, None
+        if parts is not None and parts.is_late:
+            self.late_tensors = LateTensors(context, spec)
         self.declared: Callable[[str, float], None] = lambda *_: None
 
     def activities(self) -> list[WorkerActivity]:
@@ -197,6 +199,8 @@ class TaskRun:
         """Leave out the sites whose answers come too late on the virtual clock."""
         if not self._clocks:
             return
+        from flstream.server.simulated_clock import late_answers
+
         self.ended, late = late_answers(
             self._clocks, list(self.collector.in_order), self.collector.end
         )
@@ -293,7 +297,8 @@ class TaskRun:
             # A worker that has just ended has most likely said why: that is still to be received.
             with suppress(ChannelClosedError):
                 worker.control.send(spec.message(offer, sites))
-                self.late_tensors.give(worker)
+                if self.late_tensors is not None:
+                    self.late_tensors.give(worker)
             report(partial(self._give, turn))
             failed: set[str] = set()
             while True:
@@ -334,11 +339,14 @@ class TaskRun:
             raise
         finally:
             offers.close()
-            self.late_tensors.withdraw()
+            if self.late_tensors is not None:
+                self.late_tensors.withdraw()
 
     def _expect_sound(self, update: CollectedUpdate) -> None:
         """Refuse an update that the workflow reads, and that cannot be folded."""
         if self.spec.is_checked:
+            from flstream.aggregation.adoption import expect_sound
+
             source = update.source(_CHECKED_BYTES)
             try:
                 expect_sound(self.spec.model, source, _CHECKED_BYTES, self._context.expect_on)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from flstream.codecs.chain import UpdateForm
-from flstream.codecs.lossy import LossyCodec
-from flstream.errors import AbortedError, ChannelClosedError, StreamingError
+from flstream.errors import ChannelClosedError
 from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -34,7 +33,9 @@ from flstream.worker.messages import (
     TaskKind,
     TaskParts,
 )
-from flstream.worker.peer_messages import Offer
+
+if TYPE_CHECKING:
+    from flstream.codecs.lossy import LossyCodec
 
 
 def is_worth_mapping(nbytes: int) -> bool:
@@ -107,27 +108,6 @@ def offers_by_server(
             ref.abort("the task is over")
 
 
-def offers_by_peers(
-    context: ServerContext, model: FileSource, worker: WorkerHandle, hosts: Sequence[str]
-) -> Generator[ModelOffer]:
-    """Offers of a model by workers to another, one after another until one has delivered it.
-
-    The next one takes its turn when the iterator goes on. Any worker can open the file, so the last
-    one that is asked is the receiving one itself.
-    """
-    pool = context.pool
-    names = dict.fromkeys([*map(context.worker_of, hosts), *pool.names])
-    living = [pool.living(name) for name in names if name != worker.name]
-    for host in [*filter(None, living), worker]:
-        try:
-            offered = host.peers.ask(Offer(worker.name, str(model.path)), Offered)
-        except AbortedError:
-            raise
-        except StreamingError:
-            continue  # it has just died
-        yield ModelOffer(offered.token, offered, Delivery())
-
-
 @dataclass(frozen=True)
 class TaskSpec:
     """One task for the sites of a cohort.
@@ -198,6 +178,8 @@ class TaskSpec:
                 return offers_by_server(context, model, worker, None, self.changes)
             coded = None if self.lossy is None else self.lossy.encode(model)
             return offers_by_server(context, model, worker, encoder, coded)
+        from flstream.server.peer_link import offers_by_peers
+
         assert isinstance(self.model, FileSource)
         return offers_by_peers(context, self.model, worker, self.hosts)
 
@@ -269,11 +251,9 @@ class LateTensors:
 
     def give(self, worker: WorkerHandle) -> None:
         """Take note of the worker that was given the training."""
-        parts = self._spec.task.parts
-        if parts is not None and parts.is_late:
-            with self._lock:
-                self._worker = worker
-                self._send()
+        with self._lock:
+            self._worker = worker
+            self._send()
 
     def withdraw(self) -> None:
         """Withdraw the offer: the worker is done with its task, or lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
@@ -24,17 +25,17 @@ from flstream.server.arguments import (
     check_wait,
 )
 from flstream.server.cohort_fold import CohortFold
+from flstream.server.effects import uncatchable
+from flstream.server.fleet import with_states
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.site_tasks import with_states
-from flstream.server.started import StartedTrainings
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
-from flstream.server.uncatchable import uncatchable
 from flstream.text import brief_names
 from flstream.worker.meta import pack_values
 
 if TYPE_CHECKING:
     from flstream.server.run_state import RunState
+    from flstream.server.started import StartedTrainings
 
 # Most waits in a row for a device that comes back, with no training in flight, for each site.
 _MOST_IDLE_WAITS = 1000
@@ -43,21 +44,28 @@ _MOST_LOST = 10_000
 
 
 class TrainingEffects:
-    """Asks for trainings, does each that is new, and replays the others.
-
-    Attributes:
-        started: The trainings of single sites that are in flight.
-    """
+    """Asks for trainings, does each that is new, and replays the others."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
-        self.started = StartedTrainings(state)
         # Trainings that were neither read nor folded yet.
         self._pending: list[SiteTraining] = []
         # Waits with nothing in flight since the last start.
         self._idle_waits = 0
         # Trainings in a row that were started and have failed.
         self._lost = 0
+
+    @cached_property
+    def started(self) -> StartedTrainings:
+        """The trainings of single sites that are in flight."""
+        from flstream.server.started import StartedTrainings
+
+        return StartedTrainings(self._state)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the workflow has started a training of a single site."""
+        return "started" in vars(self)
 
     def ask(
         self,
@@ -296,7 +304,7 @@ class TrainingEffects:
             state.round,
             None if method == "start" else state.program_line(),  # one that is started is used
             model,
-            state.tasks.new("train", names, state.round),
+            state.fleet.tasks("train", names, state.round),
             0,
             None,
             seconds,
@@ -414,7 +422,7 @@ class TrainingEffects:
         check_idle("train", training.tasks, self._state.in_flight)
         training.number = number
         state.retire_models()
-        training.tasks = state.tasks.up_to_date(training.tasks)
+        training.tasks = state.fleet.up_to_date(training.tasks)
         self._find_whole(training)
         training.oldest = state.oldest_effect
         self._begin_clocks(training)
@@ -447,7 +455,7 @@ class TrainingEffects:
         answers = [answers_by_site[site] for site in tasks if site in answers_by_site]
         state.warn_of_late(answers)
         stage = state.context.job.stages[state.stage]
-        state.warn(state.sent.unread(stage, training.round, answers))
+        state.warn(state.site_code.unread(stage, training.round, answers))
         clocks = training.clocks.items()
         ends = {site: clock.end.time for site, clock in clocks if clock.end is not None}
         # None where it was started alone, or nobody was drawn for it.
@@ -465,7 +473,7 @@ class TrainingEffects:
             late=sorted(site for site in run.late if site in tasks),
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
-            asks=state.asked.first_kinds(answers),
+            asks=state.site_code.first_kinds(answers),
             files=files,
             small=small,
             base=training.trained_from.version,
@@ -487,14 +495,15 @@ class TrainingEffects:
         if state.clock is not None:
             state.clock.go_on(result.ended)
         state.received.take(training, set(result.sites))
-        state.site_history.take(training.round, result)
+        if state.site_history is not None:
+            state.site_history.take(training.round, result)
         if result.sites:
-            state.sent.note(training.meta, state.store.bodies(training.base))
+            state.site_code.note_sent(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
-        state.tasks.set_states(result.states)
+        state.fleet.set_states(result.states)
         if result.files or result.small:
             state.update_store.keep_updates(training, state.round)
-        state.asked.record(result.asks)
+        state.site_code.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
             state.totals.add_task(result.cost)
         state.fleet.note_failures(site for site in result.failures if site not in result.late)

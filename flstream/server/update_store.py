@@ -6,6 +6,7 @@ import dataclasses
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,23 +19,22 @@ from flstream.model.selection import Selection
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord
 from flstream.runs.site_states import check_states, present_state_bytes
-from flstream.server.collected_updates import CollectedUpdate, small_update
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_round
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
-from flstream.server.simulated_clock import SiteClock
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.server.training import SiteTraining, UpdateWait
-from flstream.server.update_files import UpdateFiles
-from flstream.server.updates_to_fold import UpdatesToFold
-from flstream.server.written_update import step_of_one, write_update
+from flstream.server.training import SiteTraining, UpdatesToFold, UpdateWait
+from flstream.server.updates import CollectedUpdate, UpdateFiles, small_update
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
+
+if TYPE_CHECKING:
+    from flstream.server.simulated_clock import SiteClock
 
 
 class UpdateStore:
@@ -215,6 +215,8 @@ class UpdateStore:
 
     def write(self, training: SiteTraining, site: str, path: Path) -> None:
         """Write what a site's update makes of the model that it was trained from to a file."""
+        from flstream.server.written_update import step_of_one, write_update
+
         base = self._store.joined(training.base)
         [update] = self.updates(training, [site])
         write_update(self._context, update, base, step_of_one(self._context, base), path)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from flstream import errors
 from flstream.engines.engine import WorkerProcess
 from flstream.errors import (
     AbortedError,
     DeadlineError,
     FlstreamError,
-    ProtocolError,
     SimulationError,
     StreamingError,
     WorkerLostError,
@@ -25,64 +21,11 @@ from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.telemetry.events import Emit, ProcessEnded, ProcessReady, SiteLog
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
-from flstream.transport.messages import PATIENCE, MessageChannel
+from flstream.transport.messages import MessageChannel
 from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
-from flstream.worker.peer_messages import Folding, PeerFailed, PeerReply, PeerRequest
 
-ReplyT = TypeVar("ReplyT", bound=PeerReply)
-
-
-class PeerLink:
-    """Requests to one worker about its peers. Threads may share it: one request goes at a time."""
-
-    def __init__(self, sock: socket.socket, worker: str, abort: AbortSignal) -> None:
-        self._socket = sock
-        self._abort = abort
-        self._channel: MessageChannel[PeerReply] = MessageChannel(sock, worker, PeerReply)
-        self._turn = threading.Lock()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the process at the other end lives."""
-        return not is_hung_up(self._socket)
-
-    def ask(
-        self,
-        request: PeerRequest,
-        answer: type[ReplyT],
-        *,
-        seconds: float | None = PATIENCE,
-        on_folding: Callable[[Folding], None] = lambda folding: None,
-    ) -> ReplyT:
-        """Make a request, and wait for the answer.
-
-        Args:
-            request: The request.
-            answer: Kind of the answer.
-            seconds: How long the worker may be silent; None is without limit.
-            on_folding: Called with how far a fold is, now and then.
-        """
-        with self._turn:
-            try:
-                self._channel.send(request)
-                while isinstance(reply := self._channel.receive(seconds, self._abort), Folding):
-                    on_folding(reply)
-            except StreamingError:
-                # An answer that is still on its way would pass for that to the next request.
-                with suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-                raise
-        if isinstance(reply, PeerFailed):
-            error: FlstreamError = getattr(errors, reply.error)(*reply.arguments)
-            raise error
-        if not isinstance(reply, answer):
-            raise ProtocolError(f"it answered {type(reply).__name__}, out of turn")
-        return reply
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
+if TYPE_CHECKING:
+    from flstream.server.peer_link import PeerLink
 
 _numbers = count(1)
 
@@ -113,7 +56,6 @@ class WorkerHandle:
         receiver: Name under which the process receives models; its replacement has another.
         control: Channel for messages to and from the worker.
         up: Receiver that fetches the worker's updates.
-        peers: Requests to the worker about other workers.
         ready: Whether the worker has reported that it is ready.
     """
 
@@ -137,7 +79,8 @@ class WorkerHandle:
         reads = process.ends.are_local and is_direct and not is_linked
         # Of a process of the same user, which may look into this one's memory by other means, too.
         self.up = Receiver(Channel(process.ends.up, name, direct=reads), name, abort)
-        self.peers = PeerLink(process.ends.peers, name, abort)
+        self._peers: PeerLink | None = None
+        self._lock = threading.Lock()
         self.ready = False
         self._abort = abort
         self._emit = emit
@@ -153,7 +96,17 @@ class WorkerHandle:
     @property
     def lives(self) -> bool:
         """Whether the process is ready and alive; any thread may ask."""
-        return self.ready and self.peers.is_open
+        return self.ready and not is_hung_up(self._process.ends.peers)
+
+    @property
+    def peers(self) -> PeerLink:
+        """Requests to the worker about other workers; any thread may make some."""
+        from flstream.server.peer_link import PeerLink
+
+        with self._lock:
+            if self._peers is None:
+                self._peers = PeerLink(self._process.ends.peers, self.name, self._abort)
+            return self._peers
 
     def expect_fit(self) -> None:
         """Make sure that the idle process can be given a task; read what it has sent meanwhile.
@@ -259,4 +212,4 @@ class WorkerHandle:
         self._process.ends.control.close()  # first, since its end is what a worker ends with
         self._service.detach(self.receiver)
         self._process.ends.up.close()
-        self.peers.close()
+        self._process.ends.peers.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from flstream.aggregation.adoption import adopting, write_site_model
+from flstream.aggregation.adoption import write_site_model
 from flstream.aggregation.steps import plan_step
 from flstream.model.source import Source
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.context import ServerContext
+from flstream.server.updates import CollectedUpdate
 
 
 def write_update(
@@ -24,5 +24,5 @@ def write_update(
 def step_of_one(context: ServerContext, base: Source) -> int:
     """Return the bytes of one update of a model that are read at a time."""
     budget = context.job.aggregation.memory_budget
-    rule = adopting(context.rule)
+    rule = context.rule.adopting()
     return plan_step(base.layout, rule, updates=1, memory_budget=budget, buffered=1)

@@ -8,7 +8,6 @@ run starts or resumes, and the digest of what it has built tells a change.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +25,9 @@ from flstream.client.base import (
 )
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
-from flstream.engines.child_process import EndedProcessError
-from flstream.engines.processes import ProcessHost
 from flstream.errors import (
     FlstreamError,
     ModelError,
-    ResumeRefusedError,
-    SimulationError,
     UsageError,
 )
 from flstream.job import Job
@@ -51,51 +46,17 @@ from flstream.model.shared_base import (
     locked,
     write_base,
 )
-from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.child import prepare_imports, redirect_output
-from flstream.simulation.process_call import ProcessCall
+from flstream.simulation.builders import SHOWN
+from flstream.simulation.child import redirect_output
 from flstream.telemetry.events import BaseReady
-from flstream.transport.channel import AbortSignal
+from flstream.worker.user_code import prepare_imports
 
 if TYPE_CHECKING:
     import torch
 
-BUILDER = "base-builder"
 # Of files of a folder that decide what from_pretrained makes of it.
 _SUFFIXES = (".json", ".safetensors", ".bin")
-_SHOWN = 12  # digits of a digest in messages
 _FORMAT = 1  # of the file, to be raised with what is kept in it
-
-
-def build_base(
-    job: Job,
-    run: RunDirectory,
-    host: ProcessHost,
-    abort: AbortSignal,
-    on_started: Callable[[str, int], None],
-    before: str | None,
-) -> BaseReady:
-    """Build a job's base in a process, unless its file is there.
-
-    ``before`` is the digest of the base that the run has begun with; None for a new run. Another
-    one is refused.
-    """
-    log, target = run.log(BUILDER), f"{__name__}:built_here"
-    call = ProcessCall[BaseReady](host, BUILDER, BaseReady, target, job, log=log, abort=abort)
-    on_started(BUILDER, call.pid)
-    try:
-        base = call.result()
-    except EndedProcessError as error:
-        raise SimulationError(
-            f"the process that builds the base (model.base) {error.how}; see {log.name}"
-        ) from None
-    if before is not None and before != base.digest:
-        raise ResumeRefusedError(
-            f"the run in {run.path} has trained on the base {before[:_SHOWN]}, and model.base is "
-            f"{base.digest[:_SHOWN]} now; put back its files, code and versions of libraries, or "
-            "leave out --resume to start a new run"
-        )
-    return base
 
 
 def built_here(job: Job) -> BaseReady:
@@ -126,7 +87,7 @@ def build_for_node(job: Job, log: Path) -> None:
     own, expected = built_here(job).digest, job.base.digest
     if own != expected:
         raise ModelError(
-            f"this node builds the base {own[:_SHOWN]}, and the server {expected[:_SHOWN]}; "
+            f"this node builds the base {own[:SHOWN]}, and the server {expected[:SHOWN]}; "
             "install the same libraries, and put the same files on all nodes"
         )
 

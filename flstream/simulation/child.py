@@ -18,17 +18,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from flstream.client.base import enter_base
 from flstream.debugging import code_failed
 from flstream.engines.processes import kill_descendants
 from flstream.errors import ClientError, StreamingError
-from flstream.job import Job
-from flstream.job.code import make_importable
-from flstream.simulation.places import this_place
 from flstream.telemetry.events import EVALUATOR
-from flstream.worker.alias import REFUSED, client_names, install
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+    from flstream.simulation.places import ThreadPlace
 
 # Exit status of a process that ended because its peer died.
 _ORPHANED = 3
@@ -38,6 +37,15 @@ _CLOSED = (
     "flstream: this process has lost its channel to the server, as its code has closed descriptors "
     "that it has not opened; leave those open"
 )
+
+
+this_thread = threading.local()
+"""Has the place of this thread, where it stands for a process."""
+
+
+def this_place() -> ThreadPlace | None:
+    """Return the place of this thread; None where it stands for no process."""
+    return getattr(this_thread, "place", None)
 
 
 def main(target: str, args: Sequence[Any], log: Path, peer: socket.socket) -> None:
@@ -77,14 +85,6 @@ def refuse_breakpoints(site: str, job: Job) -> None:
 
     if this_place() is None and "PYTHONBREAKPOINT" not in os.environ:
         sys.breakpointhook = refuse
-
-
-def prepare_imports(job: Job) -> None:
-    """Make a job's folder and base available, and install names for other packages."""
-    enter_base(job.base)
-    if job.train.alias is not None:
-        install(job.train.alias, client_names(), REFUSED)
-    make_importable(job.folder)
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:

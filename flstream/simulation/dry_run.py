@@ -37,12 +37,11 @@ from flstream.runs.results import (
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.context import ServerContext
-from flstream.server.effects import Effect
+from flstream.server.effects import Effect, EffectFailedError
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import ProgramOutline
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.server.uncatchable import EffectFailedError
 from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
@@ -148,16 +147,6 @@ class _DryJournal:
             raise WorkflowError(f"its first round has more than {_MOST_EFFECTS:,} effects")
 
 
-class _SamplingRun(Run):
-    """Run that knows whether its program draws sites by the sampler."""
-
-    samples = False
-
-    def sample(self, number: int) -> list[str]:
-        self.samples = True
-        return super().sample(number)
-
-
 def _trained(sites: list[str]) -> TrainResult:
     count = len(sites)
     metrics: list[dict[str, float]] = [defaultdict(float)] * count
@@ -245,9 +234,9 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
             state, stopping = RunState(context, journal, store), EarlyStopping(job)
             first = store.add(ModelRecord(0, 0, 0, ""), 0)
             state.begin_stage(place, stopping)
-            run_of_stage = _SamplingRun(state, stage.args, stopping, 0, is_last_stage=True)
+            run_of_stage = Run(state, stage.args, stopping, 0, is_last_stage=True)
             stage.load_program()(run_of_stage)
-            outline.samples = run_of_stage.samples
+            outline.samples = run_of_stage.has_sampled
             own = set(store.own_bodies(first))
             outline.bodies = [name for name in store.bodies(first) if name not in own]
             if not stage.is_own:

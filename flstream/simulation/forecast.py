@@ -28,9 +28,9 @@ from flstream.model.selection import selected_names, selection_of_plain
 from flstream.server.disk import free_bytes
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
-from flstream.server.stream_settings import stream_settings
 from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.fleet import FleetFacts, fleet_facts
+from flstream.streaming.settings import stream_settings
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than

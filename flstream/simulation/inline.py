@@ -33,8 +33,9 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import AbortedError, UsageError
 from flstream.job import Job
 from flstream.job.code import package_root
+from flstream.simulation.child import this_place
 from flstream.simulation.interruption import handling
-from flstream.simulation.places import EndedError, Places, ThreadPlace, this_place
+from flstream.simulation.places import EndedError, Places, ThreadPlace
 from flstream.telemetry.events import SERVER
 from flstream.tracking.feed import TRACKER
 from flstream.transport.channel import Signal

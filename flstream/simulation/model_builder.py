@@ -14,9 +14,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
-from flstream.engines.child_process import EndedProcessError
-from flstream.engines.processes import ProcessHost
-from flstream.errors import LayoutError, ModelError, SimulationError
+from flstream.errors import LayoutError, ModelError
 from flstream.job import Job, ModelSection
 from flstream.model.checkpoint import FileSink, unnamed_file, write_checkpoint
 from flstream.model.composed import arranged
@@ -27,7 +25,6 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
-from flstream.simulation.child import prepare_imports
 from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.factory import (
     FactoryModel,
@@ -37,35 +34,14 @@ from flstream.simulation.factory import (
     whole_model,
 )
 from flstream.simulation.forecast import Building
-from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelReady
-from flstream.transport.channel import AbortSignal
+from flstream.worker.user_code import prepare_imports
 
 if TYPE_CHECKING:
     from flstream.simulation.module_init import ModuleByModule
 
-BUILDER = "model-builder"
 
-
-def start_builder(
-    job: Job, run: RunDirectory, host: ProcessHost, abort: AbortSignal
-) -> ProcessCall[ModelReady]:
-    """Start the process that builds a job's initial model."""
-    call, log = (f"{__name__}:_built", job, run), run.log(BUILDER)
-    return ProcessCall(host, BUILDER, ModelReady, *call, log=log, abort=abort)
-
-
-def await_built(builder: ProcessCall[ModelReady]) -> ModelReady:
-    """Wait until the initial model is on disk."""
-    try:
-        return builder.result()
-    except EndedProcessError as error:
-        raise SimulationError(
-            f"the process that builds the initial model {error.how}; see {BUILDER}.log"
-        ) from None
-
-
-def _built(job: Job, run: RunDirectory) -> ModelReady:
+def build_model(job: Job, run: RunDirectory) -> ModelReady:
     """Write a job's initial model, and keep the files for its export."""
     prepare_imports(job)
     path, model = run.checkpoint(0), job.model

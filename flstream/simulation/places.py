@@ -23,10 +23,9 @@ from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from flstream.client.base import enter_base, present_base
-from flstream.client.session import enter, present
 from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
+from flstream.simulation.child import this_place, this_thread
 from flstream.transport.channel import is_hung_up
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -44,6 +43,9 @@ class EndedError(BaseException):
 def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return functions that take state from the process, and that restore it."""
     import torch
+
+    from flstream.client.base import enter_base, present_base
+    from flstream.client.session import enter, present
 
     def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         return partial(getattr, module, name), partial(setattr, module, name)
@@ -144,14 +146,6 @@ class ThreadPlace(Process):
                 self.log.close()
 
 
-_this_thread = threading.local()
-
-
-def this_place() -> ThreadPlace | None:
-    """Return the place of this thread; None where it stands for no process."""
-    return getattr(_this_thread, "place", None)
-
-
 class Places:
     """Places of a run, one of which has the process at a time.
 
@@ -192,7 +186,9 @@ class Places:
         """
         import torch
 
-        _this_thread.place = place
+        from flstream.client.session import enter
+
+        this_thread.place = place
         place.keep_of(self._outside)
         try:
             self._begin(place)

@@ -28,13 +28,13 @@ from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
 from flstream.model.layout import Layout, parse_header
 from flstream.simulation.base_builder import base_bytes
-from flstream.simulation.child import prepare_imports
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Building, Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
 from flstream.simulation.process_call import ProcessCall
 from flstream.worker.run_learner import Evaluates, Trains, with_facts
+from flstream.worker.user_code import prepare_imports
 
 
 class Probe(msgspec.Struct, frozen=True):

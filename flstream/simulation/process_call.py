@@ -29,7 +29,7 @@ class _Answer(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class ProcessCall(Generic[ValueT]):
+class ProcessCall(ChildProcess[_Answer], Generic[ValueT]):
     """Call of a function in a process, which ends when this object is closed.
 
     Args:
@@ -40,9 +40,6 @@ class ProcessCall(Generic[ValueT]):
         args: Arguments of the function; must be picklable.
         log: File of the process's output.
         abort: Signal at which nobody waits for it any more; None for none.
-
-    Attributes:
-        pid: Pid of the process; 0 inline.
     """
 
     def __init__(
@@ -55,12 +52,9 @@ class ProcessCall(Generic[ValueT]):
         log: Path = Path(os.devnull),
         abort: AbortSignal | None = None,
     ) -> None:
-        self._name, self._kind = name, kind
         answer, call = f"{__name__}:_answer", (target, *args)
-        self._process = ChildProcess[_Answer](
-            host, name, _Answer, answer, *call, log=log, abort=abort
-        )
-        self.pid = self._process.pid
+        super().__init__(host, name, _Answer, answer, *call, log=log, abort=abort)
+        self._kind = kind
 
     def result(self, seconds: float | None = None) -> ValueT:
         """Wait for the function's result, ``seconds`` at most, and close this call.
@@ -70,7 +64,7 @@ class ProcessCall(Generic[ValueT]):
             FlstreamError: The function has failed.
         """
         try:
-            answer = self._process.receive(seconds)
+            answer = self.receive(seconds)
         finally:
             self.close()
         if (kind := getattr(errors, answer.error, None)) is not None:
@@ -79,10 +73,6 @@ class ProcessCall(Generic[ValueT]):
             raise SimulationError(f"{self._name} failed: {answer.error}: {answer.message}")
         value: ValueT = msgspec.msgpack.decode(answer.value, type=self._kind)
         return value
-
-    def close(self) -> None:
-        """Close the socket, with which the process ends."""
-        self._process.close()
 
 
 def _answer(caller: socket.socket, target: str, *args: Any) -> None:

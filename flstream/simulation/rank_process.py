@@ -18,14 +18,14 @@ import msgspec
 from flstream.client.ranks import RankPlace
 from flstream.client.session import Session
 from flstream.engines.engine import WorkerSockets
-from flstream.simulation.child import abandon_in_children, end_with_peer, prepare_imports
+from flstream.simulation.child import abandon_in_children, end_with_peer
 from flstream.simulation.command import END, FOLDER, INFO, SOCKET, ScriptEnd
 from flstream.simulation.worker_process import have_fork_as_default, serving
 from flstream.telemetry.memory import own_peak_rss
 from flstream.worker.ranks import RankStore, RankTurns
 from flstream.worker.run_script import import_beside_script, run_script
 from flstream.worker.turns import SiteTurns
-from flstream.worker.user_code import CodeFailure
+from flstream.worker.user_code import CodeFailure, prepare_imports
 from flstream.worker.worker_info import WorkerInfo
 
 _TWICE = (

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from flstream.aggregation.rules import rule_for
 from flstream.engines.engine import Engine
-from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.local import LocalEngine
 from flstream.engines.preload import expect_no_threads
 from flstream.engines.processes import FORK_SERVER, ProcessHost
@@ -30,21 +30,22 @@ from flstream.errors import (
 )
 from flstream.job import Job
 from flstream.runs.history import run_started
-from flstream.runs.resume import ResumePoint
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
-from flstream.server.evaluator import Evaluator
 from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
-from flstream.server.stream_settings import stream_settings
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
-from flstream.simulation.base_builder import build_base
+from flstream.simulation.builders import (
+    MODEL_BUILDER,
+    await_model,
+    build_base,
+    start_model_builder,
+)
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
-from flstream.simulation.model_builder import BUILDER, await_built, start_builder
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for
+from flstream.streaming.settings import limits_for, stream_settings
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EVALUATOR,
@@ -64,6 +65,9 @@ from flstream.telemetry.events import (
 from flstream.telemetry.memory import own_peak_rss, own_rss
 from flstream.transport.channel import AbortSignal, is_hung_up
 from flstream.transport.messages import MessageChannel
+
+if TYPE_CHECKING:
+    from flstream.runs.resume import ResumePoint
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
 _EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
@@ -228,8 +232,8 @@ def _run(
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
-                builder = stack.enter_context(closing(start_builder(job, run, host, abort)))
-                note_started(BUILDER, builder.pid)
+                builder = stack.enter_context(closing(start_model_builder(job, run, host, abort)))
+                note_started(MODEL_BUILDER, builder.pid)
             reporter.emit(run_started(job))
             settings = stream_settings(job, job.train.exchange_format)
             service = stack.enter_context(DownloadService(limits=limits_for(settings)))
@@ -268,6 +272,8 @@ def _run(
                 host=host,
             )
             if job.is_scored_centrally:
+                from flstream.server.evaluator import Evaluator
+
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
                 stack.enter_context(closing(own))
                 evaluator = Evaluator(replace(context, job=job.of_evaluator(), pool=own))
@@ -275,7 +281,7 @@ def _run(
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
-                built = await_built(builder)
+                built = await_model(builder)
                 reporter.emit(built)
                 initial = built.digest
             assert initial is not None
@@ -313,8 +319,12 @@ def _engine(
 ) -> tuple[Engine, Job]:
     """Create a job's engine; return it, and the job with as many workers as fit."""
     if job.engine.is_local:
-        gpus = GpuDealer(visible_gpus(), job.engine.gpus)
-        job = job if gpus.room is None else _fitted(job, gpus.room)
+        gpus = None
+        if job.engine.gpus is not None:
+            from flstream.engines.gpus import GpuDealer, visible_gpus
+
+            gpus = GpuDealer(visible_gpus(), job.engine.gpus)
+            job = job if gpus.room is None else _fitted(job, gpus.room)
         return LocalEngine(host, _WORKER, (job, run), gpus, on_started), job
     from flstream.engines.ray import RayEngine
 
@@ -338,7 +348,7 @@ def _evaluators_pool(
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _EVALUATOR, (job, run), GpuDealer([], None), on_started)
+    engine = LocalEngine(host, _EVALUATOR, (job, run), None, on_started)
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)

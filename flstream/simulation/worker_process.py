@@ -16,21 +16,19 @@ from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
-from flstream.server.stream_settings import stream_settings
 from flstream.simulation.child import (
     SiteLogs,
     abandon_in_children,
     end_with_peer,
     ignore_interrupts,
-    prepare_imports,
     redirect_output,
     refuse_breakpoints,
+    this_place,
 )
 from flstream.simulation.command import report, run_command
-from flstream.simulation.places import this_place
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for
+from flstream.streaming.settings import limits_for, stream_settings
 from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
@@ -42,6 +40,7 @@ from flstream.worker.messages import Failed, Goodbye, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
+from flstream.worker.user_code import prepare_imports
 from flstream.worker.worker import Worker
 from flstream.worker.worker_info import WorkerInfo
 

@@ -31,6 +31,7 @@ from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.memory import Framework, MemoryBody, Params
 from flstream.model.source import Sink
 from flstream.streaming.download import RemoteSource
+from flstream.streaming.payload import Decomposer as Decomposer
 from flstream.streaming.payload import (
     Registry,
     default_registry,

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from flstream.model.layout import ALIGNMENT, MAX_HEADER_BYTES, Layout
 from flstream.streaming.wire import MAX_CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from flstream.job import Job
+    from flstream.model.memory import Framework
+
+# Seconds after which nobody waits any more who may wait as long as it takes.
+_FOREVER = 1e9
 
 
 def expect_seconds(name: str, value: object) -> None:
@@ -119,3 +127,31 @@ def limits_for_updates(model: Layout) -> Limits:
         layout_bytes=max(DEFAULT_LIMITS.layout_bytes, 2 * len(model.plain_header)),
         layout_tensors=max(DEFAULT_LIMITS.layout_tensors, 2 * len(model.tensors)),
     )
+
+
+def stream_settings(job: Job, framework: Framework) -> StreamSettings:
+    """Return the settings with which a job's models are fetched.
+
+    Args:
+        job: The job.
+        framework: Kind of values that the models are exchanged as, which selects the chunk size.
+    """
+    streaming = job.streaming
+    chunk_size = {
+        "pytorch": streaming.tensor_download_chunk_size,
+        "numpy": streaming.np_download_chunk_size,
+    }[framework]
+    links = job.links(job.clients.site_names).values()
+    # On one machine, to compare takes longer than to read.
+    is_far = bool(links) or not job.engine.is_local
+    silence = max((link.silence for link in links), default=0.0)
+    settings = StreamSettings(
+        chunk_size=0 if streaming.mode == "native" else chunk_size,
+        request_timeout=streaming.streaming_per_request_timeout,
+        ping_timeout=StreamSettings.ping_timeout + silence,
+        reuse=streaming.reuse == "auto" and streaming.mode != "native" and is_far,
+        direct=streaming.direct == "auto" and streaming.mode != "native",
+    )
+    if job.engine.is_inline:  # whoever waits may have to wait for who sits in pdb, too
+        return replace(settings, request_timeout=_FOREVER, ping_after=_FOREVER)
+    return settings

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from flstream.engines.processes import PRELOAD, Process, ProcessHost, variables_of
+from flstream.engines.processes import OTHER_IMPORTS, PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
 from flstream.job import Job, JobError, render_job
 from flstream.job.keys import value_at, which_key
@@ -320,7 +320,9 @@ class _Hosts:
     def of(self, job: Job) -> ProcessHost:
         """Return the process host of a job, begun if need be."""
         variables = variables_of(job)
-        variables[PRELOAD] = ",".join(filter(None, [variables.get(PRELOAD, ""), _POINT_MODULE]))
+        variables[PRELOAD] = ",".join(
+            filter(None, [variables.get(PRELOAD), _POINT_MODULE, *OTHER_IMPORTS])
+        )
         key = tuple(sorted(variables.items()))
         if key not in self._hosts:
             host = self._hosts[key] = ProcessHost(variables)

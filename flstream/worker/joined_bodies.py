@@ -42,7 +42,7 @@ class JoinedBodies:
         self._names = names
         self.received_as = RECEIVED_AS if has_alias else {}
         self._sent_as = SENT_AS if has_alias else {}
-        self.model = part_layout(joint, MAIN, names) if names else joint
+        self.model = part_layout(joint, MAIN, names)
         self._layouts = {name: part_layout(joint, name, names) for name in names}
         self._sent = [name for name in names if is_sent(self._layouts[name], self.model)]
         self.has_own = len(self._sent) < len(names)
@@ -51,8 +51,6 @@ class JoinedBodies:
         self, tensors: Params, framework: Framework
     ) -> tuple[Params, Mapping[str, Params]]:
         """Return the model's tensors, and the tensors of other bodies by name."""
-        if not self._names:
-            return tensors, {}
         parts = split(tensors, self._names)
         params = parts.pop(MAIN)
         layout, bodies = self.model, dict[str, Params]()
@@ -110,8 +108,6 @@ class JoinedBodies:
 
     def beside(self, own: MemoryBody, framework: Framework) -> MemoryBody:
         """Return a body over existing memory for the model, and new memory for the others."""
-        if not self._names:
-            return own
         tensors = dict(own.tensors)
         for name, layout in self._layouts.items():
             new = MemoryBody.allocate(layout, framework).tensors

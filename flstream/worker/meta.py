@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from flstream.errors import ClientError, PayloadError
-from flstream.streaming.payload import pack, unpack
 
 OPTIMIZER_PARAMS = "optimizer_params"
 """Name of the values for an optimizer, among those that are sent."""
@@ -53,6 +52,8 @@ def _packed_plain(items: tuple[tuple[str, type, Any], ...]) -> bytes:
 
 
 def _packed(values: Mapping[str, Any]) -> bytes:
+    from flstream.streaming.payload import pack
+
     try:
         message, tensors = pack(values)
     except PayloadError as error:
@@ -80,6 +81,8 @@ def unpack_meta(message: bytes) -> SentMeta:
     """
     if not message:
         return SentMeta({})
+    from flstream.streaming.payload import unpack
+
     value = unpack(message, {})
     if not (isinstance(value, dict) and isinstance(value.get("meta"), dict)):
         raise PayloadError("the values beside a body are no mapping with the key 'meta'")

@@ -14,6 +14,7 @@ from flstream.client.fl_model import FLModel
 from flstream.client.learner import MODEL_FILE, SiteContext
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.client.session import Session, decline, enter, knows_task
+from flstream.debugging import sentence
 from flstream.errors import ClientError
 from flstream.job.code import check, load, make
 from flstream.telemetry.events import EVALUATOR
@@ -25,7 +26,6 @@ from flstream.worker.user_code import (
     enter_work_folder,
     log_traceback,
     run_code,
-    sentence,
 )
 from flstream.worker.worker import Worker
 

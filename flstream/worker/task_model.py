@@ -71,14 +71,6 @@ def _as_sent(model: Source | None, coding: _Coding | None) -> Source | None:
     return coding.codec.encode(model, block=coding.codec.comparable_block)
 
 
-def _receive(remote: RemoteSource, model: Source, sink: MemoryBody | BodyFile) -> None:
-    """Receive a model, which is what is sent or decoded from it, into a sink."""
-    if model is remote:
-        remote.deliver(sink)
-    else:
-        copy(model, sink, origin=remote.peer)
-
-
 def received_model(
     task: Task,
     site: str,
@@ -116,7 +108,7 @@ class TaskModel:
         layout: Layout of the model as it was received, since training may break the ties between
             the tensors that it sends; None before.
         joint: The same with the bodies beside it.
-        joined: Bodies of the joint layout; None before.
+        joined: Bodies beside the model in the joint layout; None before, and where there are none.
         selected: Names of the tensors that are aggregated; None for all.
         held_back: Names of tensors that the current site's code does not receive.
         kept: The received model, of which code gets a copy; None where it gets the model itself.
@@ -161,8 +153,9 @@ class TaskModel:
             sink = whole(self.joint) if is_whole else sink_for(self.joint, seen.layout)
             copy(seen, sink)
             tensors = sink.tensors
-        assert self.joined is not None
-        tensors, bodies = self.joined.taken_apart(tensors, self._framework)
+        bodies: Mapping[str, Params] = {}
+        if self.joined is not None:
+            tensors, bodies = self.joined.taken_apart(tensors, self._framework)
         if into is None and self.layout is not None:
             tensors = in_order(tensors, self.layout, self.task.order)
         return tensors, bodies
@@ -225,9 +218,13 @@ class TaskModel:
         coding = self._coding(worker.down, offered.bodies, changed)
         token, settings = offered.bodies[MODEL], worker.info.streaming
         with RemoteSource(worker.down, token, settings) as remote:
-            model = remote if coding is None else coding.decode(remote)
-            body = MemoryBody.allocate(model.layout, self._framework)
-            _receive(remote, model, body)
+            if coding is None:
+                body = MemoryBody.allocate(remote.layout, self._framework)
+                remote.deliver(body)
+            else:
+                model = coding.decode(remote)
+                body = MemoryBody.allocate(model.layout, self._framework)
+                copy(model, body, origin=remote.peer)
         return body, remote.cost
 
     def take_late(self, body: MemoryBody, site: SiteContext) -> None:
@@ -268,17 +265,17 @@ class TaskModel:
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
     ) -> MemoryBody:
         """Return the memory in which code receives a model, or a part of it."""
-        joined = self._note(layout)
-        into = place(joined.model)
+        model = self._note(layout)
+        into = place(model)
         if into is None:
             return self.worker.memory.allocate(part, self._framework)
         self.worker.memory.release()
         body = MemoryBody.over(into)
-        if self.task.parts is not None and body.tensors.keys() >= set(joined.model.names):
-            body = body.part(joined.model)
-        if difference := joined.model.difference(body.layout):
+        if self.task.parts is not None and body.tensors.keys() >= set(model.names):
+            body = body.part(model)
+        if difference := model.difference(body.layout):
             raise ClientError(f"the model does not fit what it is received into: {difference}")
-        whole = joined.beside(body, self._framework)
+        whole = body if self.joined is None else self.joined.beside(body, self._framework)
         # Where two tensors share memory, the one fetched last stays.
         whole.is_used = not whole.overlaps
         return whole if part == layout else whole.part(part)
@@ -329,12 +326,23 @@ class TaskModel:
                     are_changes = task.parts is not None and task.parts.are_changes
                     changed = self._site if are_changes else None
                     coding = self._coding(receiver, task.bodies, changed)
-                    remote = stack.enter_context(self._remote(receiver, coding))
+                    decoder, (name, base) = None, worker.base
+                    if (frames := self._changes.model_codecs.frames) and task.host is None:
+                        decoder = decoder_for(frames, _as_sent(base, coding), name)
+                    streaming = worker.info.streaming
+                    digests = streaming.reuse and worker.has_received
+                    offer = receiver, task.bodies[MODEL], streaming
+                    remote = stack.enter_context(
+                        RemoteSource(*offer, digests=digests, decoder_for=decoder)
+                    )
                     model = remote if coding is None else coding.decode(remote)
                     body: BodyT = sink_for(model.layout)
                     if (held := self._held(seen, coding, body)) is not None:
                         remote.reuse(held)
-                    _receive(remote, model, body)
+                    if model is remote:
+                        remote.deliver(body)
+                    else:
+                        copy(model, body, origin=remote.peer)
                 break
             except StreamingError:
                 if task.host is None:
@@ -364,21 +372,6 @@ class TaskModel:
         text = b"".join(header.views(0, header.layout.nbytes))
         base = None if changed is None else ReceivedFile(changed.state_dir).source()
         return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits), base)
-
-    def _remote(self, receiver: Receiver, coding: _Coding | None) -> RemoteSource:
-        """Return the model on offer."""
-        worker, streaming = self.worker, self.worker.info.streaming
-        name, base = worker.base
-        frames = self._changes.model_codecs.frames
-        return RemoteSource(
-            receiver,
-            self.task.bodies[MODEL],
-            streaming,
-            digests=streaming.reuse and worker.has_received,
-            decoder_for=None
-            if self.task.host
-            else decoder_for(frames, _as_sent(base, coding), name),
-        )
 
     def _held(
         self, seen: Seen | None, coding: _Coding | None, body: MemoryBody | BodyFile
@@ -413,25 +406,27 @@ class TaskModel:
 
     def _take(self, layout: Layout) -> None:
         """Keep the layout of the received body, and check filters and selection."""
-        joined, parts = self._note(layout), self.task.parts
+        model, parts = self._note(layout), self.task.parts
         if parts is None:
-            self.selected = self._changes.selected(joined.model)
+            self.selected = self._changes.selected(model)
         else:
             self.selected = frozenset(parts.send)
 
-    def _note(self, layout: Layout) -> JoinedBodies:
-        """Keep a received layout, and find the model's layout in it."""
-        if self.joined is None:
-            names = self.task.joined
+    def _note(self, layout: Layout) -> Layout:
+        """Keep a received layout, and return the model's layout in it."""
+        if self.layout is None:
+            names, model = self.task.joined, layout
             if names and (flaw := self._changes.flaw_beside):
                 raise ClientError(
                     f"the workflow sends {names[0]!r} beside the model, which {flaw} pass over; "
                     "leave them out, or take another workflow"
                 )
-            has_alias = self.worker.info.job.train.alias is not None
-            self.joined = JoinedBodies(names, layout, has_alias=has_alias)
-            self.joint, self.layout = layout, self.joined.model
-        return self.joined
+            if names:
+                has_alias = self.worker.info.job.train.alias is not None
+                self.joined = JoinedBodies(names, layout, has_alias=has_alias)
+                model = self.joined.model
+            self.joint, self.layout = layout, model
+        return self.layout
 
 
 def _same_for_all_attempts(sink_for: Callable[[Layout], BodyT]) -> Callable[[Layout], BodyT]:

@@ -1,22 +1,21 @@
-"""Running of training code: where it works, and its errors as sentences."""
+"""Running of training code: what it may import, where it works, and how it failed."""
 
 from __future__ import annotations
 
 import os
-import sysconfig
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import flstream
+from flstream.client.base import enter_base
 from flstream.client.learner import WORK_FOLDER
-from flstream.debugging import code_failed
-from flstream.text import MOST_OF_AN_ERROR, printable_path, shortened
+from flstream.debugging import code_failed, sentence
+from flstream.job import Job
+from flstream.job.code import make_importable
+from flstream.text import printable_path
+from flstream.worker.alias import REFUSED, client_names, install
 from flstream.worker.worker_info import WorkerInfo
-
-_PACKAGE = Path(flstream.__file__).parent
 
 
 class CodeFailure(NamedTuple):
@@ -29,6 +28,14 @@ class CodeFailure(NamedTuple):
 
     reason: str
     exit_code: int | None = None
+
+
+def prepare_imports(job: Job) -> None:
+    """Make a job's folder and base available, and install names for other packages."""
+    enter_base(job.base)
+    if job.train.alias is not None:
+        install(job.train.alias, client_names(), REFUSED)
+    make_importable(job.folder)
 
 
 def enter_work_folder(sites_folder: str, site: str) -> None:
@@ -82,25 +89,6 @@ def log_traceback(error: BaseException) -> None:
         code_failed(error)
 
 
-def sentence(error: BaseException, source: Path) -> str:
-    """Describe an exception in a sentence, with the line of the training code.
-
-    Args:
-        error: The exception.
-        source: Path of the training code's file; of this package's own, where that calls other
-            code, whose last file is named.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    if str(source).startswith(f"{_PACKAGE}/"):
-        source = _own_file([frame.filename for frame in frames]) or source
-    lines = [frame.lineno for frame in frames if frame.filename == str(source)]
-    where = f"{source.name}, line {lines[-1]}" if lines else source.name
-    # On one line: torch lists what does not fit on lines of their own.
-    text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
-    message = f": {text}" if text else ""
-    return f"{where} raised {type(error).__name__}{message}"
-
-
 def _explained_path(error: BaseException, job_folder: str, site_folder: str) -> str:
     """Explain a path in an exception of training code, to follow its sentence.
 
@@ -141,22 +129,3 @@ def _is_full(folder: str) -> bool:
         return False
     # Some file systems do not count files.
     return disk.f_blocks > 0 and (disk.f_bavail == 0 or (disk.f_files > 0 and disk.f_favail == 0))
-
-
-def _own_file(files: Sequence[str]) -> Path | None:
-    """Return the last file that is of no library; None if there is none."""
-    libraries = (f"{_PACKAGE}/", *(f"{path}/" for path in sysconfig.get_paths().values()), "<")
-    own = [file for file in files if not file.startswith(libraries)]
-    return Path(own[-1]) if own else None
-
-
-def _message(error: BaseException) -> str:
-    """Return an exception's message as text that can be sent; empty without one.
-
-    The code of an exception may fail, too, and its text have half of a surrogate pair.
-    """
-    try:
-        text = str(error)
-    except Exception:
-        return ""
-    return text.encode(errors="backslashreplace").decode()

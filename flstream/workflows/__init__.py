@@ -6,7 +6,7 @@ A workflow of your own needs no more than ``from flstream.workflows import workf
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flstream.aggregation.fold_rule import ServerStep
 from flstream.errors import WorkflowError
@@ -23,8 +23,10 @@ from flstream.server.run import (
     Update,
     Updates,
 )
-from flstream.server.samplers import Sampler
-from flstream.server.site_history import AskedSite, SamplingHistory
+
+if TYPE_CHECKING:
+    from flstream.server.samplers import Sampler
+    from flstream.server.site_history import AskedSite, SamplingHistory
 
 __all__ = [
     "AskedSite",
@@ -45,6 +47,15 @@ __all__ = [
     "nesterov",
     "workflow",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the names that only a sampler of one's own needs."""
+    if name not in ("AskedSite", "Sampler", "SamplingHistory"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from flstream.server import samplers
+
+    return getattr(samplers, name)
 
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -12,8 +12,8 @@ from support import COMPLEX, FLOATS, FOLDED, as_bytes, assert_same_tensors, cuts
 
 from flstream.aggregation.clipping import AdaptiveNorm
 from flstream.aggregation.optimizers import ServerOptimizer
-from flstream.aggregation.private import GaussianMechanism, NoiseSource
-from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.private import NoiseSource
+from flstream.aggregation.rules import AggregationRule, GaussianMechanism
 
 
 def wide(value):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import flstream.client as flare
+from flstream.debugging import sentence
 from flstream.errors import ClientError
 from flstream.streaming.payload import pack, unpack
 from flstream.worker.answers import weight_of
-from flstream.worker.user_code import sentence
 
 CALLS = ["init", "is_running", "receive", "is_train", "is_evaluate", "get_site_name"]
 CALLS += ["get_state_dir", "system_info"]

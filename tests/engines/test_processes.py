@@ -149,7 +149,7 @@ def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host,
         raise OSError(11, "Resource temporarily unavailable")
 
     started = {}
-    engine = LocalEngine(host, "time:sleep", (), GpuDealer([], None), started.__setitem__)
+    engine = LocalEngine(host, "time:sleep", (), None, started.__setitem__)
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(host, "start", refuse)

@@ -18,9 +18,9 @@ from flstream.model.memory import MemoryBody
 from flstream.runs.model_draft import model_draft
 from flstream.runs.results import TaskCost, TrainResult
 from flstream.server.cohort_fold import CohortFold
-from flstream.server.collected_updates import CollectedUpdate
 from flstream.server.program_view import Model
 from flstream.server.training import SiteTraining
+from flstream.server.updates import CollectedUpdate
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import SiteAnswer
 

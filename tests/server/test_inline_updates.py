@@ -8,7 +8,7 @@ from flstream.codecs.chain import UpdateForm
 from flstream.errors import UpdateRefusedError
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.server.collected_updates import update_in_answer
+from flstream.server.updates import update_in_answer
 from flstream.worker.answers import inline
 from flstream.worker.messages import SiteAnswer
 

@@ -16,8 +16,7 @@ from flstream.errors import (
 )
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.server.collected_updates import RemoteUpdate
-from flstream.server.update_files import UpdateFiles
+from flstream.server.updates import RemoteUpdate, UpdateFiles
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings

@@ -19,7 +19,6 @@ from packets import BrokenError, greeting, message, read_packet
 
 from flstream.errors import ChannelClosedError
 from flstream.job.network_section import NetworkLink
-from flstream.server.stream_settings import stream_settings
 from flstream.streaming import (
     Channel,
     DownloadService,
@@ -37,6 +36,7 @@ from flstream.streaming import (
 )
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming import service as service_module
+from flstream.streaming.settings import stream_settings
 from flstream.transport.channel import SMALL_BUFFER
 from flstream.transport.link import LinkRelay
 

@@ -10,7 +10,7 @@ from flstream.engines.engine import worker_socket_pairs
 from flstream.errors import CheckpointError, StreamingError
 from flstream.model.checkpoint import write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.server.worker_handle import PeerLink
+from flstream.server.peer_link import PeerLink
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
 from flstream.errors import ResumeRefusedError
-from flstream.server import update_files
+from flstream.server import updates
 from flstream.telemetry.events import Evaluated, SiteSuspended
 
 PROCESSES = "engine.type=local"
@@ -187,11 +187,11 @@ def test_an_answer_that_a_power_cut_took_is_done_again_with_those_after_it(flows
 def test_what_waits_is_durable_before_an_effect_that_is_synced(flows, monkeypatch, use, due):
     synced = []
 
-    def sync(path, real=update_files.sync_file):
+    def sync(path, real=updates.sync_file):
         synced.append(path.parent.name)
         real(path)
 
-    monkeypatch.setattr(update_files, "sync_file", sync)
+    monkeypatch.setattr(updates, "sync_file", sync)
     text = f"""
 for site in run.sites:
     run.start(site, model)

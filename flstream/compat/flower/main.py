@@ -15,9 +15,8 @@ from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import names, requests
 from flstream.compat.flower.grid import AppGrid, CaughtError, FirstArrays, RunOverError
 from flstream.compat.flower.messages import SERVER_NODE, Context
-from flstream.debugging import code_failed
+from flstream.debugging import code_failed, sentence
 from flstream.errors import ModelError
-from flstream.worker.user_code import sentence
 
 log = logging.getLogger("flwr")
 
