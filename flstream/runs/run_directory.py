@@ -117,9 +117,9 @@ class RunDirectory:
             return cls.create(job_name, root=root)
         run = cls(folder)
         try:
-            if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            if run.is_new:
                 return cls.create(job_name, folder)
-            if lacking := run._lacking():
+            if lacking := run.lacking():
                 raise UsageError(
                     f"{path or folder} is not a run directory, since it lacks {lacking}; "
                     "name one with --run-dir, or leave out --resume to start a new run"
@@ -132,7 +132,7 @@ class RunDirectory:
             ) from error
         return run
 
-    def _lacking(self) -> str:
+    def lacking(self) -> str:
         """Return the missing files and folders of a begun run; empty without any."""
         entries = list(self.path.iterdir()) if self.path.is_dir() else []
         if entries and {path.name for path in entries} <= _MADE_FIRST:
@@ -183,6 +183,11 @@ class RunDirectory:
                     "name a folder on another disk with --run-dir"
                 ) from error
             yield
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no such folder yet, or an empty one."""
+        return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
 
     @property
     def is_run(self) -> bool:

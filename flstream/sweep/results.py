@@ -60,24 +60,24 @@ def setting_rows(record: SweepRecord) -> list[dict[str, Any]]:
 
 
 def best_line(record: SweepRecord) -> str:
-    """Return the line on how clearly the best setting is that; empty where none is marked."""
+    """Return how clearly the best setting is that, in a line or two; empty where none is marked."""
     rows = setting_rows(record)
     best = next((row for row in rows if row["is_best"]), None)
     if best is None or len(rows) == 1:
         return ""
     count = sum(row["status"] not in ("finished", "pruned") for row in rows)
-    failed = f" ({counted(count, 'setting')} with a failed run left out)" if count else ""
+    failed = f"\n(left out: {counted(count, 'setting')} with a failed run)" if count else ""
     if best["spread"] is None:
         more = record.seeds == 1 and not record.prune  # a pruned sweep takes no points in
         advice = "; --seeds 3 would show how much seeds change it" if more else ""
-        return f"* has the best mean{failed}{advice}"
+        return f"* has the best mean{advice}{failed}"
     near = sum(
         abs(row["mean"] - best["mean"]) <= max(best["spread"], row["spread"] or 0.0)
         for row in rows
         if row is not best and row["mean"] is not None
     )
     others = "no other is" if near == 0 else f"{near} {'other is' if near == 1 else 'others are'}"
-    return f"* has the best mean{failed}; {others} within one spread of it"
+    return f"* has the best mean; {others} within one spread of it{failed}"
 
 
 def best_of_each(record: SweepRecord) -> list[str]:

@@ -119,8 +119,9 @@ class Sweep:
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
-        if settings:
-            _check_apart(points, jobs)
+        _check_apart(points, jobs)
+        if prune and len({job.rounds for job in jobs}) > 1:
+            raise UsageError("rounds: --prune compares settings after the same number of rounds")
         keys = keys_of(settings, plain)
         waiting = [
             PointRecord(point.name, _all_values(point, job, keys), point.seed)
@@ -150,10 +151,17 @@ class Sweep:
         if done:
             yield f"{len(done)} of the runs {'is' if len(done) == 1 else 'are'} over already"
         if others := len(self.record.others):
-            yield f"{counted(others, 'run')} of values that are not asked for stay in the folder"
+            yield f"of values that are not asked for, {counted(others, 'run')} in the folder"
         of_other_code: dict[str, list[str]] = {}
         for point in self.record.points:
             run = self.directory(point)
+            if run.is_new:
+                continue
+            if lacking := run.lacking():
+                raise UsageError(
+                    f"{run.path} is not a run directory, since it lacks {lacking}; remove it, and "
+                    "the run begins anew"
+                )
             if not run.job_file.exists() or has_failed(point, run):
                 continue
             keys, files = differences(self._jobs[point.name], run)
@@ -370,14 +378,13 @@ def _check_programs(point: Point, job: Job) -> None:
 
 
 def _check_apart(points: Sequence[Point], jobs: Sequence[Job]) -> None:
-    """Refuse variants that come to the same job."""
+    """Refuse settings that come to the same job."""
     known: dict[str, str] = {}
     for point, job in zip(points, jobs, strict=True):
         same = known.setdefault(render_job(job), point.name)
         if same != point.name:
             raise UsageError(
-                f"the points {same} and {point.name} are the same job; leave one of the variants "
-                "out"
+                f"the points {same} and {point.name} are the same job; leave one of them out"
             )
 
 

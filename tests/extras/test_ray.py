@@ -66,7 +66,7 @@ def test_the_bits_are_those_of_one_machine(cluster, folder, name):
     local(job, folder / f"{name}-local", *options)
     alone = summary_of(folder / f"{name}-local")
     assert summary["model"]["digest"] == alone["model"]["digest"]
-    assert summary["simulated_seconds"] == alone["simulated_seconds"]
+    assert summary.get("simulated_seconds") == alone.get("simulated_seconds")
     assert cluster.nothing_of_a_run_lives()
 
 

@@ -278,7 +278,7 @@ def test_another_sweep_in_the_folder_is_refused(sweeps, was_pruned, axis, prune)
 def test_a_sweep_of_fewer_values_keeps_the_runs_of_the_others_for_later(sweeps):
     sweeps.sweep("train.args.lr=1,2").run()
     fewer = sweeps.sweep("train.args.lr=2,3")
-    assert "1 run of values that are not asked for" in " ".join(fewer.notes)
+    assert "of values that are not asked for, 1 run in the folder" in " ".join(fewer.notes)
     ended = []
     fewer.run(on_progress=ended_into(ended))
     assert ended == ["lr=3,seed=5"]
@@ -336,6 +336,22 @@ def test_the_best_other_values_of_each_method_are_told(sweeps):
     assert fedavg == "best of type=fedavg: lr=2 (accuracy 0.5000)"
 
 
+def test_a_folder_that_is_no_run_is_named_before_anything_begins(sweeps):
+    folder = sweeps.folder / "sweep" / "lr=2,seed=5"
+    sweeps.sweep("train.args.lr=1").run()
+    folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(UsageError, match=r"lr=2,seed=5 is not a run directory.*remove it, and"):
+        sweeps.sweep("train.args.lr=1,2")
+
+
+def test_settings_that_are_the_same_are_refused(sweeps):
+    with pytest.raises(UsageError, match="are the same job"):
+        sweeps.sweep("train.args.lr=1.5,1.50")
+    with pytest.raises(UsageError, match="the same number of rounds"):
+        sweeps.sweep("rounds=1,2", prune=True)
+
+
 def test_a_mean_is_of_runs_that_are_over(sweeps):
     record = sweeps.sweep("train.args.lr=1,2", seeds=2).record
     ends = [("finished", 0.4), ("stopped", 0.2), ("failed", 0.9), ("finished", 0.3)]
@@ -344,7 +360,7 @@ def test_a_mean_is_of_runs_that_are_over(sweeps):
     first, second = setting_rows(record)
     assert (first["runs"], first["mean"], second["runs"], second["mean"]) == (1, 0.4, 1, 0.3)
     record.points[1].status = "finished"
-    assert "(1 setting with a failed run left out)" in best_line(record)
+    assert "(left out: 1 setting with a failed run)" in best_line(record)
 
 
 def test_the_page_names_what_the_sweep_varies(sweeps):

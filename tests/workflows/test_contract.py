@@ -18,6 +18,7 @@ OWN = Path(__file__).parents[1] / "matrix" / "job"
 ARGS = {
     "cyclic": ["workflow.args.order=random_without_same_in_a_row"],
     "fedasync": ["workflow.args.concurrency=1"],
+    "fedbuff": ["time.clock=virtual"],  # by which all sites are as fast
     "fedper": ['workflow.args.personal=["^b$"]'],
 }
 """Overrides of the built-in workflows that need arguments, or are held to some."""

@@ -82,5 +82,5 @@ def test_folds_that_share_a_draw_or_have_none_get_no_benefit_of_it(flows):
     assert [each.epsilon for each in run.summary.rounds] == [
         epsilon(accounting, each) for each in due
     ]
-    folds = [dict(each["folds"]) for each in private(run)]
+    folds = [{int(sites): count for sites, count in each["folds"].items()} for each in private(run)]
     assert folds[1] == {6: 2}  # until the second fold of round 2 shares its draw
