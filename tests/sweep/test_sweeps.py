@@ -134,10 +134,12 @@ def test_points_are_known_by_their_values_and_a_name_is_of_one_alone(sweeps):
 
 def test_tuples_from_python_are_of_the_setting_that_was_read_again(sweeps):
     def sweep(seeds):
+        def job_of(point, rounds):
+            sizes = list(point.values.get("train.args.sizes", ()))
+            return sweeps.job(f"train.args.lr={sum(sizes) + len(sizes)}", f"seed={point.seed or 5}")
+
         axes = {"train.args.sizes": [(1, 2), (3,)]}
-        return Sweep(
-            sweeps.folder / "sweep", lambda point, rounds: sweeps.job(), axes, seeds, prune=False
-        )
+        return Sweep(sweeps.folder / "sweep", job_of, axes, seeds)
 
     first = sweep(1)
     first.folder.mkdir()
