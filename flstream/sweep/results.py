@@ -67,6 +67,10 @@ def best_line(record: SweepRecord) -> str:
         return ""
     count = sum(row["status"] not in ("finished", "pruned") for row in rows)
     failed = f"\n(left out: {counted(count, 'setting')} with a failed run)" if count else ""
+    ties = sum(row["mean"] == best["mean"] for row in rows) - 1
+    if ties and best["spread"] is None:
+        same = "one other has" if ties == 1 else f"{ties} others have"
+        return f"* has the best mean, as {same}{failed}"
     if best["spread"] is None:
         more = record.seeds == 1 and not record.prune  # a pruned sweep takes no points in
         advice = "; --seeds 3 would show how much seeds change it" if more else ""

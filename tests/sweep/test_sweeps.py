@@ -214,8 +214,11 @@ def test_more_seeds_are_advised_where_there_is_one_and_points_may_be_added(sweep
     for point in record.points:
         point.status = "finished" if point.seed == 5 else "failed"
         point.score = 0.5 if point.seed == 5 else None
+    record.points[0].score = 0.6
     assert best_line(record).startswith("* has the best mean")
     assert ("--seeds 3" in best_line(record)) == (seeds == 1 and not prune)
+    record.points[0].score = 0.5
+    assert best_line(record).startswith("* has the best mean, as one other has")
 
 
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):

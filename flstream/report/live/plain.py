@@ -34,7 +34,7 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rounds = 0
-        self._began = float("-inf")
+        self._began = self._printed = float("-inf")
         self._troubles = self._left_out = 0
         self._round = self._asked = 0
         self._begun: float | None = None  # when the round began, until that is printed
@@ -78,7 +78,9 @@ class PlainView:
             self._print(event.time, line)
 
     def _print(self, time: float, line: str) -> None:
-        clock = format_clock(time - self._began)
+        # An event may be older than what the tick has printed meanwhile.
+        self._printed = max(self._printed, time)
+        clock = format_clock(self._printed - self._began)
         self._console.out(f"{clock}  {shortened(line, MOST_ON_A_LINE)}", highlight=False)
 
     def _announce(self, event: events.AnyEvent) -> None:
