@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,15 +52,15 @@ A test overrides it with the fixture ``processes``.
 """
 
 
-# For bases of models; what a test starts itself, such as a browser, keeps its own.
-_FOLDER = tempfile.TemporaryDirectory(prefix="flstream-cache-")
-CACHE = _FOLDER.name
+# For bases of models; what a test starts itself, such as a browser, keeps its own. It is made once
+# a base is kept there: forked processes import this file, too.
+CACHE = f"{tempfile.gettempdir()}/flstream-cache-{os.getpid()}"
 """Folder in which the processes of tests keep bases of models."""
 
 
 def pytest_unconfigure() -> None:
     """Remove that folder, also in processes of xdist, which end without leaving Python."""
-    _FOLDER.cleanup()
+    shutil.rmtree(CACHE, ignore_errors=True)
 
 
 class Run(NamedTuple):
