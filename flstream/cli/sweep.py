@@ -110,8 +110,9 @@ def sweep(
     pairs = [parse_variant(text) for text in variants or ()]
     options = {"clients.count": clients, "rounds": rounds}
     fixed = [*(overrides or ()), *(f"{key}={it}" for key, it in options.items() if it is not None)]
+    varied_keys = keys_of(pairs, axes)
     for setting in fixed:
-        if (key := setting.partition("=")[0].strip()) in keys_of(pairs, axes):
+        if (key := setting.partition("=")[0].strip()) in varied_keys:
             raise UsageError(f"{key}: it is varied, and set to one value; leave one out")
 
     def job_of(point: Point, part: int | None) -> Job:

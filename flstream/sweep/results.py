@@ -219,13 +219,13 @@ def table_json(record: SweepRecord) -> str:
 def table_csv(record: SweepRecord) -> str:
     """Return ``table.csv``: a line a setting, its values under the dotted names of their keys.
 
-    A key that a variant does not set is empty.
+    A key that the job of a setting does not have is empty.
     """
-    text = io.StringIO()
+    text, keys = io.StringIO(), record.keys
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*record.keys, "status", *_NUMBERS, "is_best"])
+    writer.writerow([*keys, "status", *_NUMBERS, "is_best"])
     for row in setting_rows(record):
-        values = [shown(row["values"].get(key, "")) for key in record.keys]
+        values = [shown(row["values"].get(key, "")) for key in keys]
         numbers = ["" if row[name] is None else row[name] for name in _NUMBERS]
         writer.writerow([*values, row["status"], *numbers, int(row["is_best"])])
     return text.getvalue()
