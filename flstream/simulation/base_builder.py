@@ -119,7 +119,7 @@ def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     metadata = described(section, module)
     digest, layout = write_base(module, metadata)
     # What no site could build is found here.
-    SharedBase(digest).fill(meta_module(section, metadata))
+    SharedBase(base_file(digest)).fill(meta_module(section, metadata))
     return digest, layout
 
 

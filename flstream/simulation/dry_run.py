@@ -122,11 +122,12 @@ class _DryJournal:
                 outline.scored += len(sites)
                 result = ScoreResult({}, {}, {}, {self._key_metric: [0.0] * len(sites)})
                 self._add(f"score at {_counted(sites)}")
-            case "store":
+            case "store" | "merge":
                 step = self._models.get(round_number, 0)
                 self._models[round_number] = step + 1
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
-                self._add("store")
+                outline.merges |= kind == "merge"
+                self._add(kind)
             case "remember":
                 result = b""
             case "report":

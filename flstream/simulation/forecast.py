@@ -209,9 +209,8 @@ def forecast(
     task = None
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
-    plan = plan_disk(job, whole, trained or cohort, programs, task)
-    checkpoint = plan.model + plan.optimizer_state
-    passing = sum(plan.of_a_round.values()) - checkpoint
+    plan = plan_disk(job, whole, trained or cohort, programs, task, base_bytes)
+    passing = sum(plan.of_a_round.values()) - plan.checkpoint
     kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     need = Forecast(
         imports=imports,
@@ -225,7 +224,7 @@ def forecast(
         worker_bytes=worker,
         total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base_bytes,
         disk_bytes=plan.model
-        + plan.more_checkpoints(0, 1) * checkpoint
+        + plan.more_checkpoints(0, 1) * plan.checkpoint
         + passing
         + kept * layout.nbytes,
         kept_bytes=kept * layout.nbytes,
@@ -286,7 +285,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        plan = plan_disk(job, layout, job.sample_size, need.programs)
+        plan = plan_disk(job, layout, job.sample_size, need.programs, base_bytes=need.base_bytes)
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model - need.kept_bytes) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"

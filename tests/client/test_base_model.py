@@ -322,7 +322,7 @@ def test_mistakes_are_sentences(jobs, tmp_path):
 
 def test_a_module_that_differs_on_the_meta_device_is_refused(tmp_path):
     digest, _ = write_base(torch.nn.Linear(3, 2), {"format": "pt"})
-    base = SharedBase(digest)
+    base = SharedBase(base_file(digest))
     with pytest.raises(ModelError, match="such as bias"):
         base.fill(torch.nn.Linear(3, 2, bias=False))
     listed = torch.nn.Linear(3, 2)
