@@ -25,13 +25,12 @@ from flstream.job.distributions import (
     RATES,
     SIZES,
     SPEEDS,
+    AnyQuantity,
     DrawnDelay,
     DrawnFraction,
     DrawnRate,
     DrawnSize,
     DrawnSpeed,
-    Lognormal,
-    Uniform,
     draw,
     number_of,
 )
@@ -166,7 +165,7 @@ def _fleet(path: Path) -> FleetFile:
 
 class _Device(NamedTuple):
     name: str
-    quantities: Mapping[str, float | Lognormal | Uniform]  # what sites draw their values from
+    quantities: Mapping[str, AnyQuantity]
     available: AnyAvailability | None
 
 
