@@ -146,13 +146,13 @@ class FedJob:
             )
 
     def _add_component(self, component: Component) -> None:
-        workflow, settings = component.workflow, component.settings
-        if workflow in ("cross_site", "evaluate") and "type" in self._values["workflow"]:
+        settings = dict(component["config"])
+        kind = settings.pop("workflow.type", "")
+        if kind in ("cross_site", "evaluate") and "type" in self._values["workflow"]:
             args = {key.removeprefix("workflow.args."): settings[key] for key in settings}
-            self.append_workflow(workflow, args)
+            self.append_workflow(kind, args)
             return
-        self.set_arguments(component.arguments)
-        self.configure({**({"workflow.type": workflow} if workflow else {}), **settings})
+        self.set_arguments(component)
 
     @checked
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> Mapping[str, str]:
