@@ -16,7 +16,7 @@ import msgspec
 
 from flstream.engines.processes import OTHER_IMPORTS, PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
-from flstream.job import Job, JobError, render_job
+from flstream.job import Job, JobError
 from flstream.job.keys import value_at, which_key
 from flstream.report.text import counted
 from flstream.runs.job_match import differences
@@ -119,13 +119,14 @@ class Sweep:
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
-        _check_apart(points, jobs)
+        written = [job.written() for job in jobs]
+        _check_apart(points, written)
         if prune and len({job.rounds for job in jobs}) > 1:
             raise UsageError("rounds: --prune compares settings after the same number of rounds")
         keys = keys_of(settings, plain)
         waiting = [
-            PointRecord(point.name, _all_values(point, job, keys), point.seed)
-            for point, job in zip(points, jobs, strict=True)
+            PointRecord(point.name, _all_values(point, own, keys), point.seed)
+            for point, own in zip(points, written, strict=True)
         ]
         metric = first.key_metric, first.key_metric_mode
         self.record = SweepRecord(
@@ -377,22 +378,19 @@ def _check_programs(point: Point, job: Job) -> None:
         raise JobError(f"the point {point.name}", error.problems) from None
 
 
-def _check_apart(points: Sequence[Point], jobs: Sequence[Job]) -> None:
-    """Refuse settings that come to the same job."""
+def _check_apart(points: Sequence[Point], written: Sequence[Values]) -> None:
+    """Refuse settings that come to the same job, by the values of their jobs."""
     known: dict[str, str] = {}
-    for point, job in zip(points, jobs, strict=True):
-        same = known.setdefault(render_job(job), point.name)
+    for point, values in zip(points, written, strict=True):
+        same = known.setdefault(repr(values), point.name)
         if same != point.name:
             raise UsageError(
                 f"the points {same} and {point.name} are the same job; leave one of them out"
             )
 
 
-def _all_values(point: Point, job: Job, keys: Sequence[str]) -> dict[str, Any]:
-    """Return a point's value of each key, which is the job's where its variant sets none."""
-    if len(point.values) == len(keys):
-        return dict(point.values)
-    own = job.written()
+def _all_values(point: Point, own: Values, keys: Sequence[str]) -> dict[str, Any]:
+    """Return a point's value of each key, which is the job's own where its variant sets none."""
     values = {key: point.values.get(key, value_at(own, key)) for key in keys}
     return {key: value for key, value in values.items() if value is not None}
 
