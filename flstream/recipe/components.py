@@ -35,7 +35,7 @@ def component(name: str, *unnamed: Any, **values: Any) -> Component:
     for key, value in settings.items():
         if ":" not in key:  # a default array is not that of any job
             config[_job_key(key)] = int(value) if value.isdigit() else value
-    made = Component(config=config)
+    parts = Component(config=config)
     for argument, value in values.items():
         rule = ARGUMENTS.get(f"{workflow}.{argument}", ARGUMENTS.get(argument))
         if not target or rule == "" or value in _NOTHING:
@@ -48,14 +48,14 @@ def component(name: str, *unnamed: Any, **values: Any) -> Component:
             raise UsageError(f"{name}: {argument} is {value!r}: {reason}")
         key, _, converter = rule.partition(":")
         if converter in _OBJECTS:
-            made[_OBJECTS[converter]] = value
+            parts[_OBJECTS[converter]] = value
             continue
         convert: Callable[[Any], Any] = VALUES.get(
             converter, partial(arguments.converted, argument)
         )
         if (taken := convert(value)) is not None:
             config[_job_key(key)] = taken
-    return made
+    return parts
 
 
 def _job_key(key: str) -> str:
