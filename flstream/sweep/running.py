@@ -116,7 +116,7 @@ class Sweep:
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
         points = grid(settings, plain, first.seed, seeds)
         # All mistakes come before anything begins.
-        jobs = [job_of(point, None) for point in points]
+        jobs = [first, *(job_of(point, None) for point in points[1:])]
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
