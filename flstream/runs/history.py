@@ -122,18 +122,15 @@ class SiteRecord(msgspec.Struct):
 
 def run_started(job: Job) -> RunStarted:
     """Make the event of a job's start."""
-    clients, streaming = job.clients, job.streaming
-    is_numpy = job.train.exchange_format == "numpy"
-    size = streaming.np_download_chunk_size if is_numpy else streaming.tensor_download_chunk_size
-    is_native = streaming.mode == "native" or size == 0
+    clients, chunk_size = job.clients, job.streaming.chunk_size(job.train.exchange_format)
     return RunStarted(
         job=job.name,
         seed=job.seed,
         rounds=job.planned_rounds,
         clients=clients.count,
         names=clients.names or [],
-        mode="native" if is_native else streaming.mode,
-        chunk_size=0 if is_native else size,
+        mode=job.streaming.mode if chunk_size else "native",
+        chunk_size=chunk_size,
         workers=clients.worker_names if clients.workers < clients.count else [],
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
