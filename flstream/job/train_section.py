@@ -12,18 +12,15 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from flstream.job.bodies import OptimizerState
-from flstream.job.fields import Allowed, CodeArgs, Section, folder_of
+from flstream.job.fields import Allowed, CodeArgs, Section, folder_of, shell_words
 from flstream.job.files import Modules, ScriptFile, code_name
 from flstream.job.keys import schema_of, words
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
+from flstream.job.problems import MISSING, Problem, RefusedValueError
 
 
 def _command(text: str, info: ValidationInfo) -> str:
     """Return a command whose first word is an existing program, with its full path."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise must_be("quoted as on a shell", str(error)) from error
+    words = shell_words(text)
     if not words:
         raise ValueError("")  # the words of the type say all
     first, *others = words
