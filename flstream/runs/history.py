@@ -68,7 +68,6 @@ class RoundRecord(msgspec.Struct):
         phases: Seconds of download, training, upload and fold, and checkpoint.
         evaluation: Seconds of all its evaluations.
         trained: Metrics that the sites reported with their updates.
-        scores: Metrics of its last evaluation; None if it had none.
         down: Transfers of models to the sites, evaluations included.
         up: Transfers of the updates.
         privacy: Privacy spent up to its end; None where the job is not private.
@@ -81,7 +80,6 @@ class RoundRecord(msgspec.Struct):
     phases: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     evaluation: float = 0.0
     trained: Metrics = {}
-    scores: Metrics | None = None
     down: Transfer = Transfer()
     up: Transfer = Transfer()
     privacy: PrivacySpent | None = None
@@ -358,7 +356,7 @@ class History:
         record.down += event.down
         self.down += event.down
         if not event.received or event.site_metrics is None:
-            record.scores = self.scores[event.round] = event.metrics
+            self.scores[event.round] = event.metrics
         self.is_received = event.received
         if event.site_metrics is not None:
             if not event.sites:
