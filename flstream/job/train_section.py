@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from flstream.job.bodies import OptimizerState
+from flstream.job.code import file_of
 from flstream.job.fields import Allowed, CodeArgs, Section, folder_of, shell_words
 from flstream.job.files import Modules, ScriptFile, code_name
 from flstream.job.keys import schema_of, words
@@ -130,7 +131,7 @@ class TrainSection(Section):
     @property
     def source(self) -> Path | None:
         """Path of the training code's file; None for the learner of an installed module."""
-        return _source(self.script, self.learner)
+        return self.script if self.learner is None else file_of(self.learner)
 
 
 CODE_KEYS = ("script", "learner", "args")
@@ -161,11 +162,4 @@ class EvaluateSection(Section):
     @property
     def source(self) -> Path | None:
         """Path of the code's file; None without one, as for the learner of an installed module."""
-        return _source(self.script, self.learner)
-
-
-def _source(script: Path | None, learner: str | None) -> Path | None:
-    if learner is None:
-        return script
-    where = learner.rpartition(":")[0]
-    return Path(where) if where.endswith(".py") else None
+        return self.script if self.learner is None else file_of(self.learner)
