@@ -30,7 +30,6 @@ from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.fleet import FleetFacts, fleet_facts
-from flstream.streaming.settings import stream_settings
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -186,7 +185,7 @@ def forecast(
     beside = {name: body.layout for name, body in {**sent, **own}.items()}
     whole = joint_layout({MAIN: layout, **beside}) if beside else layout
     update_bytes = _update_bytes(job, layout) + sum(body.layout.nbytes for body in sent.values())
-    chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
+    chunk_size = job.streaming.chunk_size(job.train.exchange_format)
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
     worker += 0 if building is None else building.frozen
