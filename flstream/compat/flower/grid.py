@@ -12,6 +12,7 @@ from collections import Counter, UserList
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,7 +34,7 @@ from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
 from flstream.transport.messages import MessageChannel
 
-ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
+ResultT = TypeVar("ResultT")
 
 WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
@@ -169,12 +170,12 @@ class AppGrid(Grid):
 
     def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
         super().__init__(place)
-        self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
+        self._channel = MessageChannel[requests.AppResult](server, "the server", requests.AppResult)
         self._turn = threading.RLock()  # an app may use the grid in threads
         self._folder = Path(place.files)
         # Numbers of batches and versions of models that nobody refers to any more.
         self._batches_dropped, self._models_dropped = list[int](), list[int]()
-        self.last = self._model(self._reply(ModelOfRun))
+        self.last = self._model("newest")
         source = FileSource(Path(self.last.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
         self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
@@ -182,22 +183,17 @@ class AppGrid(Grid):
         began = self.remember("the time", lambda: repr(time.time()).encode())
         self._began = float(began.decode())
 
-    def _reply(self, kind: type[ReplyT]) -> ReplyT:
-        reply = self._channel.receive()
-        if isinstance(reply, requests.End):
-            raise RunOverError
-        assert isinstance(reply, kind), f"{type(reply).__name__} is out of turn"
-        return reply
+    def _call(self, kind: type[ResultT], method: str, *arguments: Any) -> ResultT:
+        """Call a method of :class:`flstream.compat.flower.program.RunCalls`."""
+        with self._turn:
+            self._channel.send(requests.AppCall(method, arguments), timeout=None)
+            return msgspec.convert(self._channel.receive().value, kind)
 
-    def _model(self, model: ModelOfRun) -> ModelOfRun:
-        """Return a new model, whose version is noted once nobody refers to it."""
+    def _model(self, method: str, *arguments: Any) -> ModelOfRun:
+        """Call a method for a new model, whose version is noted once nobody refers to it."""
+        model = self._call(ModelOfRun, method, *arguments)
         weakref.finalize(model, self._models_dropped.append, model.version).atexit = False
         return model
-
-    def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
-        with self._turn:
-            self._channel.send(request, timeout=None)
-            return self._reply(kind)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -212,7 +208,9 @@ class AppGrid(Grid):
             ]
             if messages:
                 sent = list(dict.fromkeys(batches))
-                self._ask(requests.Send(sent, timeout, *unused), requests.Done)
+                seconds = None if timeout is None else float(timeout)
+                if not self._call(bool, "send", sent, seconds, *unused):
+                    raise RunOverError
                 for batch in sent:
                     batch.messages.clear()
         return Replies((), self, batches, messages)
@@ -291,14 +289,14 @@ class AppGrid(Grid):
             if digest != self.last.digest:
                 path = self._folder / f"arrays-{digest}.safetensors"
                 write_checkpoint(path, body)
-                self._new_model(requests.Store(str(path)))
+                self._new_model("store", str(path))
                 path.unlink()
             record.origin = self.last
             return self.last
 
-    def _new_model(self, request: msgspec.Struct) -> ArrayRecord:
-        """Ask the run for a new model, and return its arrays."""
-        self.last = model = self._model(self._ask(request, ModelOfRun))
+    def _new_model(self, method: str, *arguments: Any) -> ArrayRecord:
+        """Call a method for the run's next model, and return its arrays."""
+        self.last = model = self._model(method, *arguments)
         return ArrayRecord.lying(model, lambda: arrays_of_file(model.path))
 
     def replies(self, batches: Sequence[requests.Batch], sent: Sequence[Message]) -> list[Message]:
@@ -306,7 +304,7 @@ class AppGrid(Grid):
         answers = {
             (batch.number, answer.site): answer
             for batch in dict.fromkeys(batches)
-            for answer in self._ask(requests.Read(batch.number), requests.Answers).answers
+            for answer in self._call(list[requests.Answer], "read", batch.number)
         }
         return [
             self._message(message, batch, answers[batch.number, site])
@@ -320,9 +318,8 @@ class AppGrid(Grid):
 
         def update() -> ArrayRecord:
             def look() -> dict[str, Array]:
-                request = requests.WriteUpdate(batch.number, answer.site)
-                self._ask(request, requests.Done)
-                return arrays_of_file(request.path_in(self._folder), self._order)
+                path = self._call(str, "write_update", batch.number, answer.site)
+                return arrays_of_file(path, self._order)
 
             return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), look)
 
@@ -345,16 +342,16 @@ class AppGrid(Grid):
         weights: list[float] | None = None,
         rule: tuple[str, dict[str, Any]] | None = None,
     ) -> ArrayRecord:
-        """Fold updates into the next model of the run; see :class:`requests.FoldAnswers`."""
-        return self._new_model(requests.FoldAnswers(batch.number, sites, weights, rule))
+        """Fold updates into the next model of the run; see :class:`RunCalls`."""
+        return self._new_model("fold", batch.number, sites, weights, rule)
 
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
         """Compute bytes once in the run: where it was resumed, return what they were."""
         with self._turn:
-            value = self._ask(requests.Remember(name), requests.Value).value
-            if value is None:
-                value = self._ask(requests.Value(compute()), requests.Value).value
-        assert value is not None
+            self._channel.send(requests.AppCall("remember", [name]), timeout=None)
+            if (value := self._channel.receive().value) is None:
+                value = self._call(bytes, "computed", compute())
+        assert isinstance(value, bytes)
         return value
 
     def report(self, record: ArrayRecord, metrics: Mapping[str, Any]) -> None:
@@ -363,11 +360,11 @@ class AppGrid(Grid):
             name: float(value) for name, value in metrics.items() if not isinstance(value, list)
         }
         if numbers and (model := self.store(record)) is not None:
-            self._ask(requests.Report(model.version, numbers), requests.Done)
+            self._call(NoneType, "report", model.version, numbers)
 
     def end(self, error: str = "") -> None:
         """Tell that the ServerApp has ended."""
-        self._channel.send(requests.End(self.last.version, error), timeout=None)
+        self._channel.send(requests.AppCall("end", [self.last.version, error]), timeout=None)
 
 
 class CaughtError(BaseException):
