@@ -101,8 +101,9 @@ def _ready(digest: str, layout: Layout) -> BaseReady:
 
 def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     """Build a base with its weights, and write its file."""
-    from flstream.model.file_memory import FileMemory
+    from flstream.model.file_memory import FileMemory, give_back_results
 
+    give_back_results()
     seed_everything(seed)
     try:
         with FileMemory(bases_folder()):

@@ -58,8 +58,9 @@ def filed_model(model: ModelSection, seed: int, folder: Path) -> FactoryModel:
         CheckpointError: The disk has no room for a tensor.
     """
     # Imported here, as torch is.
-    from flstream.model.file_memory import FileMemory
+    from flstream.model.file_memory import FileMemory, give_back_results
 
+    give_back_results()
     return in_files(_as_made(*_call(model, seed, FileMemory(folder))))
 
 
