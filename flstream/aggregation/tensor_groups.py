@@ -53,17 +53,23 @@ def own_tensor_fold(rule: AggregationRule) -> TensorFold:
     return TensorFold(own.name, own.where, own.rule.groups, own.rule.combine)
 
 
-def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of each group.
+def named_groups(
+    code: TensorFold, layout: Layout, rule: AggregationRule
+) -> dict[str, list[TensorInfo]]:
+    """Return the tensors of each group, by name of the group.
 
     Args:
         code: Code that combines groups.
-        layout: Layout of the model.
-        names: Names of the tensors that groups may have.
+        layout: Layout of the model, with the bodies beside it.
+        rule: Rule of the fold.
 
     Raises:
+        UsageError: A pattern of the rule is found in no name.
         AggregationError: The code failed, or its groups overlap or name other tensors.
     """
+    selected = rule.selected(layout)
+    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
+    names = [spec.name for spec in floats if spec.nbytes]
     what = f"{code.name}.groups"
     if code.groups is None:
         return {name: [layout.by_name[name]] for name in names}
@@ -99,25 +105,6 @@ def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str
             owner[name] = group
         groups[group] = [layout.by_name[name] for name in members]
     return groups
-
-
-def named_groups(
-    code: TensorFold, layout: Layout, rule: AggregationRule
-) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of each group, by name of the group.
-
-    Args:
-        code: Code that combines groups.
-        layout: Layout of the model, with the bodies beside it.
-        rule: Rule of the fold.
-
-    Raises:
-        UsageError: A pattern of the rule is found in no name.
-        AggregationError: The code failed, or its groups overlap or name other tensors.
-    """
-    selected = rule.selected(layout)
-    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
-    return _grouped(code, layout, [spec.name for spec in floats if spec.nbytes])
 
 
 def _combined(

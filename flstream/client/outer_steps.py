@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,20 +20,11 @@ from flstream.model.modules import exchanged_state, is_own_memory
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.checkpoint.stateful import Stateful
 
     State = Mapping[str, torch.Tensor]
 
 _REPLICA, _REST = "replica", "segment"
-
-
-class Stateful(Protocol):
-    """Object whose state continues from segment to segment, such as a schedule or a sampler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> object:
-        """Continue with a state."""
 
 
 def outer_steps(
