@@ -100,5 +100,5 @@ def offloaded(optimizer: OptimizerT, folder: str | os.PathLike[str]) -> Optimize
 
 
 def _trim() -> None:
-    """Have glibc give back blocks of a step's own, which lie where others could not use them."""
+    """Give back blocks of a step's own to the system, which glibc would keep between others."""
     ctypes.CDLL(None).malloc_trim(0)

@@ -26,7 +26,7 @@ _REMEDY = "free some, choose another disk with --run-dir, or set model.build = w
 
 
 def give_back_results() -> None:
-    """Have this process give back the memory of results, and not keep it between what stays.
+    """Give back the memory of results in this process, in place of keeping it between tensors.
 
     To cast 16 tensors of 8 MiB to float16 kept 64 MiB.
     """
