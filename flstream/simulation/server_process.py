@@ -67,7 +67,6 @@ if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
-_EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
 # They import what a factory may need, which the server does without.
 _MODEL_BUILDER = "flstream.simulation.model_builder:build_model"
 _BASE_BUILDER = "flstream.simulation.base_builder:built_here"
@@ -394,7 +393,7 @@ def _evaluators_pool(
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _EVALUATOR, (job, run), None, on_started)
+    engine = LocalEngine(host, _WORKER, (job, run), None, on_started)
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)
