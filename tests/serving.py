@@ -14,7 +14,7 @@ from journal_support import a_job
 from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.copy import copy
-from flstream.model.layout import parse_header
+from flstream.model.header import parse_header
 from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.runs.results import StateVersion
 from flstream.streaming.download import RemoteSource

@@ -97,7 +97,7 @@ class _MappedStates:
                 value.nbytes for value in state.values() if hasattr(value, "nbytes")
             )
             if self._unsynced >= WRITEBACK_BYTES:
-                begin_writeback(self._fd, 0, 0)  # all up to the end
+                begin_writeback(self._fd)
                 self._unsynced = 0
 
     def _map(self, like: torch.Tensor) -> torch.Tensor:

@@ -25,8 +25,7 @@ from flstream.errors import CheckpointError, ClientError, ModelError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.mapped import ALIGNMENT, MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source

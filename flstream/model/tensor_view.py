@@ -19,7 +19,7 @@ import numpy as np
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
-from flstream.model.header import check_name
+from flstream.model.layout import check_name
 
 if TYPE_CHECKING:
     import torch

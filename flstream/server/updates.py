@@ -20,7 +20,8 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord

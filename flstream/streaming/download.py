@@ -27,7 +27,8 @@ from flstream.errors import (
     StreamingError,
 )
 from flstream.model.copy import expect_fit, scatter
-from flstream.model.layout import ALIGNMENT, Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import ALIGNMENT, Layout
 from flstream.model.order import names_in_order
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire

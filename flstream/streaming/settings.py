@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from flstream.model.layout import ALIGNMENT, MAX_HEADER_BYTES, Layout
+from flstream.model.header import MAX_HEADER_BYTES
+from flstream.model.layout import ALIGNMENT, Layout
 from flstream.streaming.wire import MAX_CHUNK_BYTES
 
 if TYPE_CHECKING:
