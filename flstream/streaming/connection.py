@@ -150,7 +150,7 @@ class Connection(threading.Thread):
 
     def _answer(self, request: wire.Request) -> None:
         if isinstance(request, wire.Find):
-            tokens = self._service.find(self.receiver, request.labels)
+            tokens = self._service.find(self.receiver, request.specs)
             self._post(wire.Found(request.number, tokens))
             return
         ref = self._service.ref(request.token, self.receiver)

@@ -29,7 +29,6 @@ from flstream.errors import (
 from flstream.model.copy import expect_fit, scatter
 from flstream.model.header import parse_header
 from flstream.model.layout import ALIGNMENT, Layout
-from flstream.model.order import names_in_order
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire
 from flstream.streaming.coding import HEAD, DecoderFor
@@ -86,7 +85,7 @@ class RemoteSource:
 
     Attributes:
         layout: Layout of the sender.
-        names: Names of the tensors and aliases in the order in which the sender lists them.
+        order: Text for the order in which the sender lists the tensors and aliases.
         peer: Name of the sender.
 
     Raises:
@@ -146,9 +145,7 @@ class RemoteSource:
         opened = self._opened = receiver.ask(request, wire.Opened)
         receiver.was_lost = False  # of a connection that broke: the answer came on another
         self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
-        if (names := names_in_order(self.layout, opened.order)) is None:
-            raise ProtocolError(f"{self.peer} lists {len(self.layout.names)} tensors in no order")
-        self.names = names
+        self.order = opened.order
         if opened.chunk_size % ALIGNMENT:
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
         self._size = min(self._size, opened.chunk_size or self._size)

@@ -14,7 +14,7 @@ from typing import Literal, TypedDict, Unpack
 from flstream.debugging import waiting
 from flstream.model.digests import BLOCK_BYTES
 from flstream.model.layout import ALIGNMENT
-from flstream.model.order import order_of
+from flstream.model.order import order_text
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.settings import expect_options, expect_seconds
@@ -154,8 +154,8 @@ class Ref:
         source: The snapshot; None once the ref has settled.
         outcome: The outcome; None while the ref is open.
         options: Options of the offer; none once it has settled, as for the next two.
-        order: Places of the tensors and aliases of its layout in the order in which receivers are
-            to have them; empty if that is the order of the layout.
+        order: Text for the order in which receivers are to have the tensors and aliases of its
+            layout; empty if that is the order of the layout.
         digests: Digests of the snapshot's blocks, taken when a receiver first asks for them.
 
     Raises:
@@ -183,7 +183,7 @@ class Ref:
         if names != known and sorted(names) != sorted(known):
             count = len(known)
             raise ValueError(f"order has {len(names)} names that are not the {count} of the body")
-        self.order = [] if names == known else order_of(source.layout, names)
+        self.order = order_text(source.layout, names)
         self.digests = BlockDigests(source.layout.nbytes)
         self.source: Source | None = source
         self._nbytes = source.layout.nbytes
@@ -204,13 +204,15 @@ class Ref:
         """Length in bytes of its longest chunk; 0 if receivers may choose."""
         return self.options.get("max_chunk_size") or 0
 
-    @property
-    def label(self) -> tuple[int, frozenset[str], bool] | None:
-        """Round, tags and report, for finding its tensors; None if they cannot be found."""
-        options = self.options
-        if "round" not in options:
-            return None
-        return options["round"], frozenset(options.get("tags", ())), options.get("report", False)
+    def has(self, name: str, round: int, tags: Iterable[str], report: bool) -> bool:
+        """Return whether a tensor of that name, round and tags is on offer."""
+        source, options = self.source, self.options
+        own = options.get("round"), set(options.get("tags", ())), options.get("report", False)
+        return (
+            source is not None
+            and own == (round, set(tags), report)
+            and source.layout.find(name) is not None
+        )
 
     def wait(self, timeout: float | None = None, quorum: int | None = None) -> Outcome:
         """Wait until the ref settles, or a quorum is certain, and return its outcome.
@@ -268,7 +270,7 @@ class Ref:
         try:
             self._after_settled(self)
             # Its service remembers it for a while.
-            self.options, self.order, self.digests = {}, [], BlockDigests(0)
+            self.options, self.order, self.digests = {}, "", BlockDigests(0)
         except Exception:
             # Errors of the caller's callback end here: the ref has settled, and the thread that
             # settled it may be the one that serves a receiver.

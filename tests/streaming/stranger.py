@@ -137,7 +137,7 @@ class Body:
             self.size = stop
         self.entries |= {name: self.entries[tied[name]] for name in sorted(tied)}
         names = list(self.entries)
-        order = opened.get("order") or range(len(names))
+        order = json.loads(opened.get("order") or "[]") or range(len(names))
         if sorted(order) != [*range(len(names))]:
             raise FailedError("names in no order")
         self.names = [names[place] for place in order]

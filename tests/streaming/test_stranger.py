@@ -132,13 +132,14 @@ def test_refs_are_found_by_labels_and_stay_on_offer(sender: Sender) -> None:
     receiver = sender.stranger()
     sender.socket(OTHER)
     first = sender.offer(FAR, round=1, tags=["trained", "x"])
-    second = sender.offer(FAR, SITE, OTHER, round=1, tags=["x", "trained"])
+    sender.offer(FAR, SITE, OTHER, round=1, tags=["x", "trained"])
     report = sender.offer(FAR, round=1, report=True)
     sender.offer(FAR, OTHER, round=2)
     labels = [(1, ["x", "trained"], False), (1, ["x"], False), (1, [], True), (2, [], False)]
+    specs = [("far", *label) for label in labels] + [("near", *labels[0])]
     for _ in range(2):
-        tokens = receiver.call("Find", labels=labels)["tokens"]
-        assert tokens == [[first.token, second.token], [], [report.token], []]
+        tokens = receiver.call("Find", specs=specs)["tokens"]
+        assert tokens == [first.token, b"", report.token, b"", b""]
         receiver.open(first.token)
         receiver.fill()
     assert first.wait(0).status == "waiting"
@@ -289,7 +290,7 @@ CLOSED = {
     "a message of a sender": HELLO + message("Pong", 1),
     "a missing field": HELLO + message("Open", 1),
     "a long message": HELLO + message("Ping", 1, **RANGE, x=bytes(1 << 20)),
-    "many labels": HELLO + message("Find", 1, labels=[(0, [], False)] * 1025),
+    "many specs": HELLO + message("Find", 1, specs=[("w", 0, [], False)] * 1025),
     "many ranges": HELLO + message("Fetch", 1, **RANGE, ranges=[(0, 16)] * 32_769),
     "a beat that opens": HELLO + message("Open", 0, **RANGE),
 }

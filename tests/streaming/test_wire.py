@@ -37,7 +37,7 @@ headers = st.builds(Header, st.sampled_from([MESSAGE, FRAME, ENCODED]), numbers,
 requests = st.one_of(
     st.builds(Open, tokens, numbers),
     st.builds(Fetch, tokens, numbers, ranges, offsets, st.booleans()),
-    st.builds(Find, numbers, st.lists(st.tuples(numbers, st.lists(st.text()), st.booleans()))),
+    st.builds(Find, numbers, st.lists(st.tuples(st.text(), numbers, st.just(()), st.booleans()))),
     st.builds(Ping, tokens, numbers),
     st.builds(Close, tokens, numbers, st.booleans(), st.text()),
 )
