@@ -1,4 +1,4 @@
-"""A service with receivers at pipes: all in one process, but for the tests that need a death."""
+"""A service with receivers at pipes, all in one process."""
 
 import socket
 import time

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import liars
-import mortals
 import numpy as np
-import psutil
 import pytest
 import stranger
 import torch
@@ -185,11 +183,8 @@ TRANSFERS = st.builds(
 class Transfers(RuleBasedStateMachine):
     """A service, two receivers of it, and what they have got so far."""
 
-    zygote: mortals.Zygote
-
     def __init__(self) -> None:
         super().__init__()
-        self.processes_before = set(psutil.Process().children())
         self.threads_before, self.descriptors_before = set(threading.enumerate()), descriptors()
         self.folder = Path(tempfile.mkdtemp(prefix="machine-"))
         self.sites: list[Site] = []
@@ -359,7 +354,7 @@ class Transfers(RuleBasedStateMachine):
         if is_lost:
             harmed.come_back()
 
-    # A step is one of the rules, each as often as any other: four of seven are transfers.
+    # A step is one of the rules, each as often as any other: four of six are transfers.
     transfer_memory = rule(kind=st.sampled_from(IN_MEMORY), planned=TRANSFERS)(transfer)
     transfer_file = rule(kind=st.sampled_from(IN_FILES), planned=TRANSFERS)(transfer)
     transfer_coded = rule(kind=st.sampled_from(["encoded", *LOSSY]), planned=TRANSFERS)(transfer)
@@ -440,56 +435,6 @@ class Transfers(RuleBasedStateMachine):
             # Nothing that is not what a digest vouches for is ever written.
             assert set(into["w"].tolist()) <= {7, *liars.BYTES}
 
-    @rule(
-        role=st.sampled_from(["send", "receive"]),
-        dies_at=st.none() | st.integers(0, 160_000),
-        chunk_size=st.sampled_from([4096, 65_536]),
-    )
-    def lose_a_process(self, role: str, dies_at: int | None, chunk_size: int) -> None:
-        """A process that is killed at any byte is named at the other end, at once."""
-        ours, theirs = socket.socketpair()
-        path, copied = self.folder / "killed.safetensors", self.folder / "copied.safetensors"
-        tensors = model("large", 1)
-        body = MemoryBody.of(tensors)
-        write_checkpoint(path, body)
-        if role == "send":
-            reports = self.zygote.start(role, theirs, path=str(path), dies_at=dies_at)
-            [token] = mortals.report_of(reports)
-            with Receiver(Channel(ours, "mortal"), "mortal") as receiver:
-
-                def fetch() -> Bits:
-                    api.download_file(receiver, token, copied, settings=StreamSettings(chunk_size))
-                    return {}
-
-                outcome = self.within_its_time(fetch)
-            reason = str(outcome)
-            ended = mortals.report_of(reports)
-        else:
-            self.service.attach(Channel(ours, "mortal"), "mortal")
-            ref = api.add_file(self.service, path, ["mortal"])
-            how = {"token": ref.id, "path": str(copied), "chunk_size": chunk_size}
-            reports = self.zygote.start(role, theirs, dies_at=dies_at, **how)
-            ended = mortals.report_of(reports)
-            left = ref.wait(HANG_SECONDS)
-            assert left.status != "waiting"
-            outcome = {} if left.ok else FlstreamError(left.reason)
-            reason = left.reason
-            self.service.detach("mortal")
-        reports.close()
-        assert (ended is None) == (dies_at is not None and dies_at < body.layout.nbytes)
-        if outcome == {}:
-            assert copied.read_bytes() == path.read_bytes()
-            copied.unlink()
-            assert ended is not None
-        else:
-            assert ended is None
-            assert "mortal" in reason
-            assert not copied.exists()
-        path.unlink()
-        part = self.folder / f"{copied.name}.tmp"
-        if role == "receive":  # killed, it could not tidy up
-            part.unlink(missing_ok=True)
-
     @invariant()
     def no_file_is_left(self) -> None:
         assert {path.name for path in self.folder.iterdir()} <= {
@@ -514,9 +459,6 @@ class Transfers(RuleBasedStateMachine):
         gc.collect()
         left = descriptors() - self.descriptors_before
         assert not left, f"descriptors are left: {left}"
-        assert set(psutil.Process().children()) <= self.processes_before
-        _, left = psutil.wait_procs(psutil.Process(self.zygote.pid).children(), timeout=10)
-        assert not left
 
 
 def are_mended(harms: list[Harm]) -> bool:
@@ -543,16 +485,14 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def zygote():
-    Transfers.zygote = mortals.Zygote()
+def frozen():
     gc.collect()
     gc.freeze()  # what is there by now need not be looked through at the end of each example
     yield
     gc.unfreeze()
-    Transfers.zygote.close()
 
 
-@pytest.mark.usefixtures("zygote")
+@pytest.mark.usefixtures("frozen")
 @pytest.mark.hypothesis
 def test_whatever_befalls_a_transfer_its_bits_are_right_or_an_error_names_the_peer():
     # What each liar, fault and refusal comes to is tested below, so that some examples do by day.
@@ -563,7 +503,7 @@ def test_whatever_befalls_a_transfer_its_bits_are_right_or_an_error_names_the_pe
 
 
 @pytest.fixture
-def machine(zygote):
+def machine(frozen):
     machine = Transfers()
     machine.open(way="tcp")
     yield machine
