@@ -69,7 +69,6 @@ class Connection(threading.Thread):
         super().__init__(name=f"sends to {receiver}", daemon=True)
         self.channel = channel
         self.receiver = receiver
-        self.instance: bytes | None = None  # alike on all connections of a receiver that greeted
         self._service = service
         self._limits = limits
         self._packets = wire.PacketReader(channel, receiver)
@@ -135,10 +134,8 @@ class Connection(threading.Thread):
         """Answer a request, the first of which is a greeting."""
         if isinstance(message, wire.Hello):
             wire.expect_version(message.version, self.receiver)
-            if self.instance is None:
-                self.instance = message.instance
-                self._service.greeted(self)
-        elif self.instance is None:
+            self._packets.has_greeted = True
+        elif not self._packets.has_greeted:
             raise BrokenStreamError(f"{self.receiver} did not greet")
         elif message.number:
             if not isinstance(message, wire.Find | wire.Ping):

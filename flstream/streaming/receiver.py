@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import weakref
@@ -93,7 +92,7 @@ class Receiver:
         self.limits = limits
         self.abort = abort
         self._connect = connect
-        self._hello = wire.pack_message(wire.Hello(wire.VERSION, secrets.token_bytes(16)))
+        self._hello = wire.pack_message(wire.Hello(wire.VERSION))
         self._number = 0
         self._turn = threading.Lock()
         self._whose: int | None = None  # thread

@@ -173,16 +173,6 @@ class DownloadService:
         """Return whether another connection is sending frames."""
         return any(other.fetch for other in self._connections if other is not connection)
 
-    def greeted(self, connection: Connection) -> None:
-        """End earlier connections of a receiver that has reconnected."""
-        who = connection.receiver, connection.instance
-        with self._lock:
-            mine = [other for other in self._connections if (other.receiver, other.instance) == who]
-        for other in mine:
-            if other is connection or not connection.instance:
-                break
-            other.channel.shut()
-
     def ended(self, connection: Connection, reason: str) -> None:
         """Record the end of a connection, and of its receiver with the last one."""
         with self._lock:

@@ -93,10 +93,9 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of either side, with the same `instance` for one receiver."""
+    """First message of either side."""
 
     version: int
-    instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
