@@ -25,7 +25,6 @@ from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
 from flstream.worker.messages import (
-    MODEL,
     Answered,
     Failed,
     FromWorker,
@@ -101,11 +100,10 @@ class Server:
         ref = self.service.offer(MemoryBody.of(params), [PEER])
         numbers = {name: int(name.removeprefix("site-")) for name in sites}
         named = [SiteTask(name, n - 1, n, self._states.get(name)) for name, n in numbers.items()]
-        bodies = {MODEL: token or ref.token}
         if len(sites) > 1:
             more.setdefault("inline", 1 << 20)
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
-        task = Task(kind, round_number, round_number, 5, bodies, named, **more)
+        task = Task(kind, round_number, round_number, 5, token or ref.token, named, **more)
         self.control.send(task)
 
     def hear(self, kind: type[MessageT]) -> MessageT:

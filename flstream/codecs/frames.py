@@ -19,7 +19,7 @@ from flstream.errors import CodecError, FlstreamError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
-from flstream.streaming.coding import DecoderFor, EncodedBytes, EncoderFor
+from flstream.streaming.coding import EncodedBytes, EncoderFor
 
 if TYPE_CHECKING:
     import zstandard
@@ -258,18 +258,3 @@ def encoder_for(codec: FrameCodec, layout: Layout, bases: Mapping[str, Source]) 
         bases: Models that receivers may have, by the names that they give them.
     """
     return lambda name: FrameCoder(codec, layout, bases.get(name)).encode
-
-
-def decoder_for(
-    codec: FrameCodec | None, base: Source | None = None, name: str = ""
-) -> DecoderFor | None:
-    """Return the maker of decoders by a body's layout; None without a codec.
-
-    Args:
-        codec: The codec.
-        base: Model that the sender may have, too; None for none.
-        name: Name of that model.
-    """
-    if codec is None:
-        return None
-    return lambda layout: FrameCoder(codec, layout, base, name)

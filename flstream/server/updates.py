@@ -146,10 +146,8 @@ class RemoteUpdate(CollectedUpdate):
         def check(layout: Layout) -> None:
             check_fits(answer, layout, form)
 
-        decoder = form.decoder_for
-        self._remote = RemoteBody(
-            answer.site, worker.up, token, settings, self.same, check, decoder
-        )
+        where = answer.site, worker.up, token, settings
+        self._remote = RemoteBody(*where, self.same, check, form.decoder)
 
     @property
     def small(self) -> None:
@@ -269,8 +267,8 @@ class UpdateFiles:
             update.token,
             settings,
             digests=settings.reuse and update.same is not None,
-            decoder_for=update.form.decoder_for,
         ) as remote:
+            remote.decoder = update.form.decoder(remote.layout)
             check_fits(answer, remote.layout, update.form)
             with self._sink(path, remote.layout) as sink:
                 if update.same is not None:

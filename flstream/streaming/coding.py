@@ -11,8 +11,6 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from flstream.model.layout import Layout
-
 HEAD = struct.Struct("<QB7x")
 """Head of an encoded frame: the digest of the frame's bytes, and whether the model was used."""
 
@@ -59,9 +57,6 @@ class Decoder(Protocol):
         """
         ...
 
-
-DecoderFor = Callable[[Layout], Decoder]
-"""Function from the layout of a body to what gives its frames back."""
 
 EncoderFor = Callable[[str], FrameEncoder]
 """Function from the name of a receiver's model, which may be empty, to what encodes for it."""

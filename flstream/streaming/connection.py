@@ -188,8 +188,10 @@ class Connection(threading.Thread):
         is_eager = place is None and not digests and 0 < layout.nbytes <= request.eager
         size = min(request.chunk_size, ref.max_chunk_size or request.chunk_size)
         header, most = layout.plain_header[8:], ref.max_chunk_size
+        decoded = ref.options.get("decoded")
+        plain = b"" if decoded is None else decoded.plain_header[8:]
         self._post(
-            wire.Opened(request.number, header, most, ref.order, block, digests, place),
+            wire.Opened(request.number, header, most, ref.order, block, digests, place, plain),
             descriptors,
         )
         if is_eager and (size or not most):

@@ -13,7 +13,7 @@ from typing import Literal, TypedDict, Unpack
 
 from flstream.debugging import waiting
 from flstream.model.digests import BLOCK_BYTES
-from flstream.model.layout import ALIGNMENT
+from flstream.model.layout import ALIGNMENT, Layout
 from flstream.model.order import order_text
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
@@ -96,6 +96,8 @@ class OfferOptions(TypedDict, total=False):
         report: Whether they are a report, such as metrics, likewise.
         encoder: Encoder of frames for receivers that can decode them; by default,
             nothing.
+        decoded: Layout of the body that the offered one is an encoded form of; by default, it is no
+            such form.
         order: Names in the order in which receivers are to have them; by default, that of the body.
     """
 
@@ -106,6 +108,7 @@ class OfferOptions(TypedDict, total=False):
     tags: Collection[str]
     report: bool
     encoder: EncoderFor | None
+    decoded: Layout | None
     order: Iterable[str]
 
 

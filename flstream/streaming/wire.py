@@ -182,6 +182,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     in which the receiver is to have them, as JSON; empty if that is their order. ``digests`` has
     the xxh3-64 of each block of ``block`` bytes, eight bytes each, little-endian; none if they are
     not asked for. ``place`` says where the body can be read, from here up to the answer to a close.
+    ``decoded`` is the layout of the body that this one is an encoded form of; empty for none.
     """
 
     number: Number
@@ -191,6 +192,7 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
     block: int = 0
     digests: bytes = b""
     place: InFile | InProcess | None = None
+    decoded: bytes = b""
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):

@@ -47,9 +47,9 @@ class Halving:
 
 def fetched(harness, codec, *, decodes=True, body=BODY, how=QUICK, returns=True):
     receiver, watch = harness.watched(returns=returns)
-    opening = {"decoder_for": lambda layout: codec} if decodes else {}
+    decoding = {"decoder_for": lambda layout: codec} if decodes else {}
     sink, cost, ref = harness.fetched(
-        body, how, receiver=receiver, encoder=codec.encoder, opening=opening
+        body, how, receiver=receiver, encoder=codec.encoder, **decoding
     )
     assert body_of(sink) == body_of(body)
     return cost, watch, ref

@@ -41,7 +41,7 @@ from support import as_bytes
 
 from flstream.codecs import frames
 from flstream.codecs.cast import Cast
-from flstream.codecs.frames import FrameCodec, Zstd
+from flstream.codecs.frames import FrameCodec, FrameCoder, Zstd
 from flstream.codecs.lossy import LossyCodec
 from flstream.codecs.quantised import Quantised
 from flstream.codecs.sparse import Ternary, TopK
@@ -101,8 +101,9 @@ class Offered(NamedTuple):
     ref: Ref
     bits: Bits  # as they are to arrive
     size: str  # of the model
-    decoder_for: Any = None  # what decodes frames that are encoded
+    decoder_for: Any = lambda layout: None  # what decodes frames that are encoded
     decode: Any = None  # what decodes a model that was encoded with a loss
+    is_coded: bool = False
 
 
 class Site:
@@ -225,8 +226,8 @@ class Transfers(RuleBasedStateMachine):
                 body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
                 encoder = frames.encoder_for(FRAMES, body.layout, {"known": base})
                 ref = self.service.offer(body, names, encoder=encoder, **options)
-                decoder_for = frames.decoder_for(FRAMES, base, "known")
-                return Offered(ref, bits_of(tensors), size, decoder_for)
+                decoder_for = partial(FrameCoder, FRAMES, source=base, name="known")
+                return Offered(ref, bits_of(tensors), size, decoder_for, is_coded=True)
             case "payload":
                 value = {"model": tensors, "round": self.version}
                 ref = api.add_payload(self.service, value, names, **options)
@@ -238,14 +239,13 @@ class Transfers(RuleBasedStateMachine):
                 decode = partial(codec.decode, layout=source.layout)
                 due = MemoryBody.allocate(source.layout)
                 copy(decode(sent), due)
-                return Offered(ref, bits_of(due.tensors), size, decode=decode)
+                return Offered(ref, bits_of(due.tensors), size, decode=decode, is_coded=True)
         return Offered(ref, bits_of(tensors), size)
 
     # Where it goes.
     def fetch(self, offered: Offered, site: Site, sink: str, how: StreamSettings) -> Bits:
         receiver, token = site.receiver, offered.ref.id
-        is_decoded = offered.decode is not None or offered.decoder_for is not None
-        match "decoded" if is_decoded else sink:
+        match "decoded" if offered.is_coded else sink:
             case "memory":
                 return bits_of(api.download_tensors(receiver, token, settings=how)[1])
             case "in place":
@@ -272,9 +272,8 @@ class Transfers(RuleBasedStateMachine):
                 held = None
             case _:  # what this process has of it already need not come
                 held = self.held
-        opening = {"digests": held is not None, "decoder_for": offered.decoder_for}
-        remote = RemoteSource(receiver, offered.ref.token, how, **opening)
-        body = received(remote, held=held, decode=offered.decode)
+        remote = RemoteSource(receiver, offered.ref.token, how, digests=held is not None)
+        body = received(remote, held=held, decode=offered.decode, decoder_for=offered.decoder_for)
         if offered.decode is None:
             self.held = body
         return bits_of(body.tensors)
