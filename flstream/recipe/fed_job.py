@@ -198,6 +198,8 @@ class FedJob:
                 what = f"{name} is {shortened(repr(value), 60)}"
                 raise UsageError(f"{owner}: {what}: {error}") from error
         converted = {name: value for name, value in converted.items() if value is not None}
+        if not isinstance(values.get("aggregator"), str | Mapping | None):
+            converted["aggregator"]["args"] |= arguments.form_of_updates(values)
         if not converted.pop("launch_external_process", False):
             converted.pop("command", None)
         if site is not None:

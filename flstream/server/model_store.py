@@ -402,12 +402,12 @@ class ModelStore:
         self._held = {number: held for number, held in self._held.items() if number >= oldest}
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
         used = used.union(*self._held.values())
-        if self.retention.keep != "all":
-            self._remove_all_but(used | set(best))
-        # Open, a file that was removed would take its disk still.
+        # First, since whoever closes a removed file last waits until its pages are free.
         for version in self._opened - used:
             self._models[version].close()
             self._opened.discard(version)
+        if self.retention.keep != "all":
+            self._remove_all_but(used | set(best))
 
     def _remove_all_but(self, staying: Container[int]) -> None:
         """Remove the models of versions that are not kept, but for the last rounds' last ones."""

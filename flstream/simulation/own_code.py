@@ -56,7 +56,9 @@ def _own_classes(job: Job) -> list[OwnCode]:
 def problems_here(job: Job) -> list[Problem]:
     """Import and make the user's own classes here; return their problems."""
     from flstream.job.codecs import disorder
+    from flstream.worker.user_code import install_alias
 
+    install_alias(job)
     if problems := [problem for own in _own_classes(job) for problem in _problems_of(own)]:
         return problems
     codecs = job.streaming.codecs

@@ -29,6 +29,7 @@ from flstream.errors import (
     UsageError,
 )
 from flstream.job import Job
+from flstream.job.aggregation_section import is_own
 from flstream.runs.history import run_started
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
@@ -259,6 +260,10 @@ def _run(
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
+            if is_own(rule.method) and job.train.alias is not None:
+                from flstream.worker.user_code import install_alias
+
+                install_alias(job)  # its class may be derived from one of theirs
             context = ServerContext(
                 job,
                 run,

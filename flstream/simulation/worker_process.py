@@ -36,7 +36,7 @@ from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import StartToken, dial
-from flstream.worker.messages import Failed, Goodbye, ToWorker
+from flstream.worker.messages import Failed, Stop, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
@@ -122,7 +122,7 @@ def worker_main(info: WorkerInfo, run: RunDirectory, end: WorkerSockets) -> None
                 serve_own_site(worker)
             else:
                 serve_sites(worker)
-            worker.send(Goodbye(own_peak_rss()))
+            worker.send(Stop(own_peak_rss()))
     except FlstreamError as error:
         print(f"flstream: {error}", file=sys.stderr)
     except OSError as error:

@@ -16,10 +16,10 @@ They travel on a channel of their own, beside the two that carry bodies::
                      <-    Logged, Failed            as they happen
                      <-    Answered                  once, also where every site has failed
     Stop             ->
-                     <-    Goodbye
+                     <-    Stop
 
 Each site of a task is either in the worker's answer or in one ``Failed``. A process whose script
-has raised ends with ``Failed`` and ``Goodbye`` instead. A worker that is lost before it has taken
+has raised ends with ``Failed`` and ``Stop`` instead. A worker that is lost before it has taken
 its task has failed nobody: the task is given again.
 
 After ``Answered`` the server reads nothing more until it has the next task for the worker, or stops
@@ -196,7 +196,13 @@ class Late(msgspec.Struct, tag=True, frozen=True):
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """Server: there is nothing more to do."""
+    """Server: there is nothing more to do. Worker: the process ends.
+
+    Attributes:
+        peak_rss: Peak RSS of the worker's process, in bytes; 0 from the server.
+    """
+
+    peak_rss: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -364,11 +370,5 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
     text: str | None = None
 
 
-class Goodbye(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the process ends, with this peak RSS in bytes."""
-
-    peak_rss: int
-
-
 ToWorker = Task | Late | Stop
-FromWorker = Ready | Progress | Logged | Failed | Answered | Goodbye
+FromWorker = Ready | Progress | Logged | Failed | Answered | Stop
