@@ -34,7 +34,7 @@ from flstream.streaming import wire
 from flstream.streaming.coding import HEAD, Decoder
 from flstream.streaming.direct import FileReader, MemoryReader
 from flstream.streaming.receiver import BROKEN, Receiver
-from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
+from flstream.streaming.settings import Limits, StreamSettings
 from flstream.streaming.wire import Range
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
@@ -145,9 +145,9 @@ class RemoteSource:
         request = wire.Open(self._token, number, most, self._size, digests, is_direct)
         opened = self._opened = receiver.ask(request, wire.Opened)
         receiver.was_lost = False  # of a connection that broke: the answer came on another
-        self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
+        self.layout = _layout_of(opened.layout, self.peer, receiver.limits)
         if opened.decoded:
-            self.decoded = layout_of_header(opened.decoded, self.peer, receiver.limits)
+            self.decoded = _layout_of(opened.decoded, self.peer, receiver.limits)
         self.order = opened.order
         if opened.chunk_size % ALIGNMENT:
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
@@ -513,17 +513,8 @@ def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None
         on_range(start, stop)
 
 
-def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:
-    """Return the layout in a header's JSON; the same object for the same bytes.
-
-    Args:
-        header: JSON from the sender.
-        peer: Name of the sender, for messages.
-        limits: Limits on what the sender may state.
-
-    Raises:
-        ProtocolError: It is not a sound header, or beyond the limits.
-    """
+def _layout_of(header: bytes, peer: str, limits: Limits) -> Layout:
+    """Return the layout in a header's JSON; the same object for the same bytes."""
     if len(header) > limits.layout_bytes:
         raise ProtocolError(
             f"{peer} offers a layout of {len(header)} bytes, and {limits.layout_bytes} are taken "
