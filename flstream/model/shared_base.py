@@ -249,7 +249,7 @@ class SharedBase:
         for spec in self._file.layout.tensors:
             start, stop = max(page[0], spec.start), min(page[1], spec.stop)
             if start < stop and not spec.name.startswith(PADDING):
-                before, now = bytearray(stop - start), self._mapped.source().in_place(start, stop)
+                before, now = bytearray(stop - start), self._mapped.in_place(start, stop)
                 self._file.read(start, stop, memoryview(before))
                 if bytes(now[0]) != before:
                     return spec.name

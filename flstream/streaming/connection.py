@@ -30,7 +30,7 @@ from flstream.model.source import Scratch, Source, change_of, in_place, views_of
 from flstream.streaming import wire
 from flstream.streaming.coding import HEAD, FrameEncoder
 from flstream.streaming.direct import place_of
-from flstream.streaming.refs import Delivery, Ref
+from flstream.streaming.refs import Delivery, Ref, block_length
 from flstream.streaming.settings import Limits
 from flstream.text import quotable
 from flstream.transport.channel import Channel, Deadline, advance
@@ -178,9 +178,9 @@ class Connection(threading.Thread):
         place, descriptors = None, list[int]()
         encoder = ref.options.get("encoder")  # which is for fewer bytes, so frames are sent
         if request.digests:
-            blocks, digest_of = ref.digests, partial(self._digest_of_block, ref)
-            digests = blocks.take(digest_of, lambda: self._attend(request))
-            block = blocks.block if digests else 0
+            digest_of = partial(self._digest_of_block, ref)
+            digests = ref.block_digests(digest_of, lambda: self._attend(request))
+            block = block_length(layout.nbytes) if digests else 0
         if request.direct and self.channel.direct and layout.nbytes > request.eager and not encoder:
             place, descriptors = place_of(source)
         if place is not None:

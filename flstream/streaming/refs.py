@@ -112,30 +112,12 @@ class OfferOptions(TypedDict, total=False):
     order: Iterable[str]
 
 
-class BlockDigests:
-    """Digests of all blocks of a body, computed once for all threads."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.block = BLOCK_BYTES  # or so much more that all digests take 2 MiB at most
-        while self.block * _MOST_BLOCKS < nbytes:
-            self.block *= 2
-        self._nbytes = nbytes
-        self._found = array("Q")
-        self._taking = threading.Lock()
-
-    def take(self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]) -> bytes:
-        """Return each block's xxh3-64, 8 bytes; call `meanwhile` now and then."""
-        while len(self._found) * self.block < self._nbytes:
-            with self._taking:
-                until = time.monotonic() + _TURN_SECONDS
-                while time.monotonic() < until:
-                    start = len(self._found) * self.block
-                    if start >= self._nbytes:
-                        break
-                    stop = min(start + self.block, self._nbytes)
-                    self._found.append(digest_of(start, stop))
-            meanwhile()
-        return self._found.tobytes()
+def block_length(nbytes: int) -> int:
+    """Return the bytes of a body's blocks: 64 KiB, or so many that all digests take 2 MiB."""
+    length = BLOCK_BYTES
+    while length * _MOST_BLOCKS < nbytes:
+        length *= 2
+    return length
 
 
 class Ref:
@@ -156,10 +138,9 @@ class Ref:
             the ref settled has no ``closed_at``.
         source: The snapshot; None once the ref has settled.
         outcome: The outcome; None while the ref is open.
-        options: Options of the offer; none once it has settled, as for the next two.
+        options: Options of the offer; none once it has settled, as for the next one.
         order: Text for the order in which receivers are to have the tensors and aliases of its
             layout; empty if that is the order of the layout.
-        digests: Digests of the snapshot's blocks, taken when a receiver first asks for them.
 
     Raises:
         ValueError: A timeout or a size makes no sense, or the receivers are one text.
@@ -187,7 +168,8 @@ class Ref:
             count = len(known)
             raise ValueError(f"order has {len(names)} names that are not the {count} of the body")
         self.order = order_text(source.layout, names)
-        self.digests = BlockDigests(source.layout.nbytes)
+        self._digests = array("Q")  # of blocks, computed once for all receivers
+        self._digesting = threading.Lock()
         self.source: Source | None = source
         self._nbytes = source.layout.nbytes
         self._after_settled = after_settled
@@ -216,6 +198,19 @@ class Ref:
             and own == (round, set(tags), report)
             and source.layout.find(name) is not None
         )
+
+    def block_digests(
+        self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]
+    ) -> bytes:
+        """Return each block's xxh3-64, 8 bytes; call `meanwhile` now and then."""
+        length, digests = block_length(self._nbytes), self._digests
+        while len(digests) * length < self._nbytes:
+            with self._digesting:
+                until = time.monotonic() + _TURN_SECONDS
+                while time.monotonic() < until and (start := len(digests) * length) < self._nbytes:
+                    digests.append(digest_of(start, min(start + length, self._nbytes)))
+            meanwhile()
+        return digests.tobytes()
 
     def wait(self, timeout: float | None = None, quorum: int | None = None) -> Outcome:
         """Wait until the ref settles, or a quorum is certain, and return its outcome.
@@ -273,7 +268,7 @@ class Ref:
         try:
             self._after_settled(self)
             # Its service remembers it for a while.
-            self.options, self.order, self.digests = {}, "", BlockDigests(0)
+            self.options, self.order, self._digests = {}, "", array("Q")
         except Exception:
             # Errors of the caller's callback end here: the ref has settled, and the thread that
             # settled it may be the one that serves a receiver.

@@ -247,7 +247,7 @@ class TaskModel:
             seen = self._changes.received(model, site)
             self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
             return seen
-        return self._map().source() if self.task.mapped else None
+        return self._map() if self.task.mapped else None
 
     def _keep(self, model: Source, site: SiteContext) -> None:
         """Keep the parts of models that a site receives in one file, for its updates."""
@@ -283,7 +283,7 @@ class TaskModel:
         if self.kept is None and self._failure is None:
             try:
                 if self.task.mapped:
-                    self.kept = self._map().source()
+                    self.kept = self._map()
                 elif self._has_several_sites:
                     # In torch, which has all dtypes.
                     self.kept = self._fetch(

@@ -220,7 +220,7 @@ class Transfers(RuleBasedStateMachine):
                 source = FileSource(path)
                 if kind == "mapped":
                     with path.open("rb") as file:
-                        source = MappedModel(file.fileno(), str(path)).source()
+                        source = MappedModel(file.fileno(), str(path))
                 ref = self.service.offer(source, names, **options)
             case "encoded":
                 body, base = MemoryBody.of(tensors), MemoryBody.of(model(size, 0))
