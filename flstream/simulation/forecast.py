@@ -60,10 +60,13 @@ class Building(NamedTuple):
     Attributes:
         way: How its bytes are made, such as ``in files``.
         memory: Most bytes of the model in memory at a time.
+        frozen: Bytes of the factory's module that are neither exchanged nor of a shared base, such
+            as what lies below an adapter; each worker holds them, too.
     """
 
     way: str
     memory: int
+    frozen: int = 0
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,7 @@ def forecast(
     chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
+    worker += 0 if building is None else building.frozen
     if not chunk_size:  # the server serialises a model for each worker, and for a file
         server, worker = server + (workers + 1) * whole.nbytes, worker + whole.nbytes
     local_processes = (workers if job.engine.is_local else 0) + job.is_scored_centrally

@@ -25,6 +25,7 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.factory import (
     FactoryModel,
@@ -153,12 +154,24 @@ def initial_layout(job: Job) -> tuple[Layout, str, Building]:
         if model.factory is None:
             return weights.layout, "", copied
     built = _outlined(model, job.seed, _build_of(job), Path(tempfile.gettempdir()))
-    building = Building(built.way, built.memory)
+    building = Building(built.way, built.memory, _frozen_bytes(job, built))
     if model.initial is None:
         return built.layout, "", building
     differences = _fitting(model, built.layout, weights.layout)
     sentence = differences.sentence(model.initial.name) if differences else ""
     return built.layout, sentence, copied if model.strict else building
+
+
+def _frozen_bytes(job: Job, built: FactoryModel) -> int:
+    """Return the bytes of a factory's module that are neither exchanged nor of the base."""
+    import torch
+
+    module = built.made.parts[0]
+    if not isinstance(module, torch.nn.Module):
+        return 0
+    tensors = [*module.parameters(), *module.buffers()]
+    storages = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in tensors}
+    return max(sum(storages.values()) - built.layout.nbytes - base_bytes(job.base), 0)
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:
