@@ -190,7 +190,7 @@ class Ref:
         return self.options.get("max_chunk_size") or 0
 
     def has(self, name: str, round: int, tags: Iterable[str], report: bool) -> bool:
-        """Return whether a tensor of that name, round and tags is on offer."""
+        """Return whether a tensor of this name is on offer, with exactly these labels."""
         source, options = self.source, self.options
         own = options.get("round"), set(options.get("tags", ())), options.get("report", False)
         return (
