@@ -36,7 +36,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from nightly_cases import first_and_nightly
-from packet_relay import FAULTS, LIES, Harm, Relay, Script
+from packet_relay import FAULTS, Harm, Relay, Script
 from support import as_bytes
 
 from flstream.codecs import frames
@@ -322,20 +322,19 @@ class Transfers(RuleBasedStateMachine):
         outcome = self.within_its_time(lambda: fetch(harmed))
         hits = harmed.script.hits
         self.hits = hits
-        lies, mended = any(hit.fault in LIES for hit in hits), are_mended(hits)
-        failed = isinstance(outcome, FlstreamError)
+        mended, failed = are_mended(hits), isinstance(outcome, FlstreamError)
         if failed:
             assert isinstance(outcome, StreamingError)
             assert "server" in str(outcome)
             # Who is asked so soon whether it lives may only be busy.
             is_busy = how.ping_timeout < 1 and "whether it lives" in str(outcome)
             assert is_busy or not mended, outcome
-            assert self.way != "tcp" or lies, outcome
+            assert self.way != "tcp", outcome
             assert not offered.ref.deliveries[harmed.name].has_it
         else:
             assert_bits(outcome, due)
         # Over a pair, a fault may break the connection at the end of a download that has succeeded.
-        is_lost = failed or lies or (self.way != "tcp" and not mended)
+        is_lost = failed or (self.way != "tcp" and not mended)
         if is_lost:
             harmed.close()
             self.service.detach(harmed.name)
@@ -407,8 +406,10 @@ class Transfers(RuleBasedStateMachine):
     def hear_a_sender(self, case: str, sink: str) -> None:
         """A sender that does not keep to the rules costs its receiver an error that names it."""
         how = StreamSettings(4096, 20.0)
-        if case in liars.WAITED_FOR:
-            how = replace(how, request_timeout=0.2, ping_after=0.05, ping_timeout=0.1)
+        if case == "silence":
+            how = replace(how, ping_after=0.05, ping_timeout=0.1)
+        elif case in liars.WAITED_FOR:  # which answer in time whether they live
+            how = replace(how, request_timeout=0.2, ping_after=0.05)
         path = self.folder / "lied.safetensors"
         into = {"w": torch.full((liars.NBYTES,), 7, dtype=torch.uint8)}
         with liars.receiver_of(case) as (receiver, _):
