@@ -10,7 +10,7 @@ from flstream.errors import FlstreamError, UpdateRefusedError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
-from flstream.streaming.coding import Decoder
+from flstream.streaming.coding import Coder
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.settings import StreamSettings
@@ -39,7 +39,7 @@ class RemoteBody:
         settings: StreamSettings,
         base: Source | None,
         check: Callable[[Layout], str | None],
-        decoder_for: Callable[[Layout], Decoder | None] = lambda layout: None,
+        decoder_for: Callable[[Layout], Coder | None] = lambda layout: None,
     ) -> None:
         self._site = site
         self._receiver = receiver

@@ -11,7 +11,7 @@ from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
 from flstream.model.layout import Layout
 from flstream.model.source import Source
-from flstream.streaming.coding import Decoder
+from flstream.streaming.coding import Coder
 
 if TYPE_CHECKING:
     from flstream.codecs.frames import FrameCodec
@@ -112,7 +112,7 @@ class UpdateForm:
         """The codec with a loss; None for none."""
         return self.codecs.lossy
 
-    def decoder(self, layout: Layout) -> Decoder | None:
+    def decoder(self, layout: Layout) -> Coder | None:
         """Return the decoder of the frames of a layout; None where frames come as they are."""
         if self.codecs.frames is None:
             return None

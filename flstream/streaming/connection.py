@@ -28,7 +28,7 @@ from flstream.errors import (
 from flstream.model.layout import ALIGNMENT
 from flstream.model.source import Scratch, Source, change_of, in_place, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD, FrameEncoder
+from flstream.streaming.coding import HEAD, Coder
 from flstream.streaming.direct import place_of
 from flstream.streaming.refs import Delivery, Ref, block_length
 from flstream.streaming.settings import Limits
@@ -78,7 +78,7 @@ class Connection(threading.Thread):
         # The request that frames are sent for, and the next frame of it to be made.
         self.fetch: wire.Fetch | None = None
         self._frames: Iterator[tuple[int, int]] = iter(())
-        self._encoder: FrameEncoder | None = None
+        self._encoder: Coder | None = None
         self._next: wire.Request | None = None  # what came while something took long
         self._delivery: Delivery | None = None  # for which the last frame was sent
         # Refs whose place this connection was told, and which it has not closed: what it read there
@@ -389,7 +389,7 @@ class Connection(threading.Thread):
         return data
 
     def _encoded(
-        self, encoder: FrameEncoder, ref: Ref, delivery: Delivery, start: int, stop: int
+        self, encoder: Coder, ref: Ref, delivery: Delivery, start: int, stop: int
     ) -> memoryview | None:
         """Return an encoded chunk; None where the code is no smaller."""
         with delivery.reading:
@@ -397,10 +397,10 @@ class Connection(threading.Thread):
             data = views[0] if len(views) == 1 else memoryview(b"".join(views))
             digest = wire.digest_of([data])
             with _naming_codec():
-                encoded = encoder(data, start, stop)
-        if encoded is None or len(encoded.data) + HEAD.size >= stop - start:
+                encoded = encoder.encode(data, start, stop)
+        if len(encoded) + HEAD.size >= stop - start:
             return None
-        return memoryview(HEAD.pack(digest, encoded.has_base) + encoded.data)
+        return memoryview(HEAD.pack(digest, bool(encoder.base)) + encoded)
 
 
 @contextmanager

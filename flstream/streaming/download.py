@@ -31,7 +31,7 @@ from flstream.model.header import parse_header
 from flstream.model.layout import ALIGNMENT, Layout
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD, Decoder
+from flstream.streaming.coding import HEAD, Coder
 from flstream.streaming.direct import FileReader, MemoryReader
 from flstream.streaming.receiver import BROKEN, Receiver
 from flstream.streaming.settings import Limits, StreamSettings
@@ -95,7 +95,7 @@ class RemoteSource:
     """
 
     decoded: Layout | None = None
-    decoder: Decoder | None = None
+    decoder: Coder | None = None
     _has_turn = False
     _reader: FileReader | MemoryReader | None = None
 
