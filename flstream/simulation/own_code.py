@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
-from flstream.engines.child_process import EndedProcessError
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given_clause
-from flstream.simulation.process_call import ProcessCall
 from flstream.transport.channel import Signal
 
 # Protocols of the classes that a section names, one of which they follow. The launcher does not

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.engine import Engine
 from flstream.engines.local import LocalEngine
 from flstream.engines.preload import expect_no_threads
@@ -37,12 +38,6 @@ from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
-from flstream.simulation.builders import (
-    MODEL_BUILDER,
-    await_model,
-    build_base,
-    start_model_builder,
-)
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
 from flstream.streaming.service import DownloadService
@@ -53,6 +48,7 @@ from flstream.telemetry.events import (
     SERVER,
     UNSYNCED,
     AnyEvent,
+    BaseReady,
     EffectDone,
     Emit,
     LiveEvent,
@@ -71,7 +67,9 @@ if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
-_EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
+# They import what a factory may need, which the server does without.
+_MODEL_BUILDER = "flstream.simulation.model_builder:build_model"
+_BASE_BUILDER = "flstream.simulation.base_builder:built_here"
 
 _TOO_MANY_FILES = (
     "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
@@ -219,7 +217,7 @@ def _run(
                 programs = outline_programs(job)
                 if job.base is not None:
                     before = None if resume is None else resume.base
-                    base = build_base(job, run, host, abort, note_started, before)
+                    base = _build_base(job, run, host, abort, note_started, before)
                     job = job.with_base(base.digest)
                     if before is None:
                         reporter.emit(base)
@@ -233,8 +231,13 @@ def _run(
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
-                builder = stack.enter_context(closing(start_model_builder(job, run, host, abort)))
-                note_started(MODEL_BUILDER, builder.pid)
+                name, call = "model-builder", (_MODEL_BUILDER, job, run)
+                log = run.log(name)
+                builder = ProcessCall[ModelReady](
+                    host, name, ModelReady, *call, log=log, abort=abort
+                )
+                stack.enter_context(closing(builder))
+                note_started(name, builder.pid)
             reporter.emit(run_started(job))
             service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
             connect = partial(
@@ -285,7 +288,13 @@ def _run(
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
-                built = await_model(builder)
+                try:
+                    built = builder.result()
+                except EndedProcessError as error:
+                    raise SimulationError(
+                        f"the process that builds the initial model {error.how}; see "
+                        "model-builder.log"
+                    ) from None
                 reporter.emit(built)
                 initial = built.digest
             assert initial is not None
@@ -311,6 +320,37 @@ def _run(
         message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
         return RunFinished(status="failed", error=message)
     return RunFinished(status="finished")
+
+
+def _build_base(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    abort: AbortSignal,
+    on_started: Callable[[str, int], None],
+    before: str | None,
+) -> BaseReady:
+    """Build a job's base in a process, unless its file is there.
+
+    ``before`` is the digest of the base that the run has begun with; None for a new run. Another
+    one is refused.
+    """
+    name, log = "base-builder", run.log("base-builder")
+    call = ProcessCall[BaseReady](host, name, BaseReady, _BASE_BUILDER, job, log=log, abort=abort)
+    on_started(name, call.pid)
+    try:
+        base = call.result()
+    except EndedProcessError as error:
+        raise SimulationError(
+            f"the process that builds the base (model.base) {error.how}; see {log.name}"
+        ) from None
+    if before is not None and before != base.digest:
+        raise ResumeRefusedError(
+            f"the run in {run.path} has trained on the base {before[:12]}, and model.base is "
+            f"{base.digest[:12]} now; put back its files, code and versions of libraries, or "
+            "leave out --resume to start a new run"
+        )
+    return base
 
 
 def _engine(
@@ -352,7 +392,7 @@ def _evaluators_pool(
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _EVALUATOR, (job, run), None, on_started)
+    engine = LocalEngine(host, _WORKER, (job, run), None, on_started)
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)

@@ -154,6 +154,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         parts: The tensors that travel; None for all.
         needs_update: Whether a site of a training has to send tensors.
         own_meta: By site, such a payload message in the place of ``meta``, where each has its own.
+        base: Path of the base that the model is an adapter of; empty for that of the job.
     """
 
     kind: TaskKind
@@ -175,6 +176,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     parts: TaskParts | None = None
     needs_update: bool = True
     own_meta: dict[str, bytes] = {}
+    base: str = ""
 
     def meta_of(self, site: str) -> bytes:
         """Return the payload message of the values that are sent to a site."""

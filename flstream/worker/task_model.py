@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import SiteContext
+from flstream.client.own_files import KeptTensors
 from flstream.client.received_values import WatchedValues
 from flstream.codecs.frames import FrameCoder
 from flstream.codecs.lossy import LossyCodec
@@ -35,7 +36,6 @@ from flstream.worker.answers import SITE, expect_file_alone
 from flstream.worker.joined_bodies import JoinedBodies
 from flstream.worker.messages import Progress, Task
 from flstream.worker.meta import OPTIMIZER_PARAMS, unpack_meta
-from flstream.worker.received_file import ReceivedFile
 from flstream.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -228,13 +228,13 @@ class TaskModel:
     def take_late(self, body: MemoryBody, site: SiteContext) -> None:
         """Keep late tensors, which the update is compared with from here on."""
         if self._changes.keep_model(self.task.kind):
-            ReceivedFile(site.state_dir).take(body)
+            KeptTensors.received(site.state_dir).write_part(body)
 
     def compared(self, site: SiteContext) -> Source | None:
         """Return the model that an update is compared with, as it was received; None without."""
         if self.task.parts is None or self.kept is None:
             return self.kept
-        return ReceivedFile(site.state_dir).source()
+        return KeptTensors.received(site.state_dir).source()
 
     def _seen(self, site: SiteContext, place: Seen | None = None) -> Source | None:
         """Return the model as code sees it, where it is here; None where it comes straight there.
@@ -255,9 +255,9 @@ class TaskModel:
         if parts is None:
             return
         if parts.is_whole:
-            ReceivedFile(site.state_dir).begin(model)
+            KeptTensors.received(site.state_dir).write_body(model)
         else:
-            ReceivedFile(site.state_dir).take(model)
+            KeptTensors.received(site.state_dir).write_part(model)
 
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
@@ -362,7 +362,7 @@ class TaskModel:
         lossy = codecs.lossy if changed is None else codecs.changes
         if lossy is None or remote.decoded is None:
             return None
-        base = None if changed is None else ReceivedFile(changed.state_dir).source()
+        base = None if changed is None else KeptTensors.received(changed.state_dir).source()
         return _Coding(lossy, remote.decoded, base)
 
     def _held(
