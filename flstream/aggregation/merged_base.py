@@ -15,7 +15,7 @@ from flstream.errors import CheckpointError, LayoutError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.digests import BodyDigest
 from flstream.model.dtypes import FLOATS, load, numbers_in, store, unit
-from flstream.model.header import TensorInfo
+from flstream.model.layout import TensorInfo
 from flstream.model.lora import layer_in_base, residual_pair
 from flstream.model.source import Scratch, view_of
 

@@ -28,8 +28,7 @@ from flstream.errors import AggregationError, MisfitError
 from flstream.model.checkpoint import FileSink
 from flstream.model.composed import ComposedSource
 from flstream.model.dtypes import FLOATS, first_not_finite, numbers_in, quietly, stored, unit
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout, TypeRun
+from flstream.model.layout import Layout, TensorInfo, TypeRun
 from flstream.model.source import Scratch, Source
 from flstream.text import brief_names
 from flstream.units import format_bytes

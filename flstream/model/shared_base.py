@@ -25,8 +25,7 @@ from flstream.errors import CheckpointError, ClientError, ModelError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.mapped import ALIGNMENT, MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
@@ -263,7 +262,7 @@ class SharedBase:
         for spec in self._file.layout.tensors:
             start, stop = max(page[0], spec.start), min(page[1], spec.stop)
             if start < stop and not spec.name.startswith(PADDING):
-                before, now = bytearray(stop - start), self._mapped.source().in_place(start, stop)
+                before, now = bytearray(stop - start), self._mapped.in_place(start, stop)
                 self._file.read(start, stop, memoryview(before))
                 if bytes(now[0]) != before:
                     return spec.name

@@ -19,6 +19,7 @@ from flstream.errors import (
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import RUN_LIMITS
 from flstream.telemetry.events import Emit, ProcessEnded, ProcessReady, SiteLog
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
 from flstream.transport.messages import MessageChannel
@@ -78,7 +79,9 @@ class WorkerHandle:
         )
         reads = process.ends.are_local and is_direct and not is_linked
         # Of a process of the same user, which may look into this one's memory by other means, too.
-        self.up = Receiver(Channel(process.ends.up, name, direct=reads), name, abort)
+        self.up = Receiver(
+            Channel(process.ends.up, name, direct=reads), name, abort, limits=RUN_LIMITS
+        )
         self._peers: PeerLink | None = None
         self._lock = threading.Lock()
         self.ready = False

@@ -26,7 +26,8 @@ from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout
 from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Building, Forecast, Imports, forecast

@@ -41,7 +41,7 @@ from flstream.server.worker_pool import WorkerPool
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for, stream_settings
+from flstream.streaming.settings import RUN_LIMITS
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EVALUATOR,
@@ -239,8 +239,7 @@ def _run(
                 stack.enter_context(closing(builder))
                 note_started(name, builder.pid)
             reporter.emit(run_started(job))
-            settings = stream_settings(job, job.train.exchange_format)
-            service = stack.enter_context(DownloadService(limits=limits_for(settings)))
+            service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
             connect = partial(
                 WorkerHandle,
                 service=service,

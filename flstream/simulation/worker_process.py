@@ -26,7 +26,7 @@ from flstream.simulation.child import (
 from flstream.simulation.command import report, run_command
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for, stream_settings
+from flstream.streaming.settings import RUN_LIMITS, stream_settings
 from flstream.telemetry.events import EVALUATOR, SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
@@ -138,7 +138,7 @@ def serving(
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
-    limits, relay = limits_for(info.streaming), None
+    relay = None
     is_direct = end.are_local and info.streaming.direct
 
     def channel(sock: socket.socket, way: Literal["up", "down"]) -> Channel:
@@ -156,10 +156,10 @@ def serving(
         if links := info.job.links(sites):
             relay = stack.enter_context(closing(LinkRelay(links, info.job.seed, info.site)))
             abandon_in_children(relay.abandon)
-        service = stack.enter_context(DownloadService(limits=limits))
+        service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
         peers = stack.enter_context(closing(Peers(info, end.peers, service, relay)))
         service.attach(channel(end.up, "up"), receiver=SERVER)
-        down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=limits))
+        down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=RUN_LIMITS))
         yield Worker(info, control, down, service, peers, entered)
 
 

@@ -44,12 +44,6 @@ EVALUATE: Literal["evaluate"] = "evaluate"
 SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
 """The task to send a model of the site's own. It comes without a model."""
 
-MODEL = "model"
-"""The name of the body that every training task and answer has."""
-
-LAYOUT = "layout"
-"""The name of the body with a model's header, which tells the layout of one that comes encoded."""
-
 LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
 """The weights that an answer may have.
 
@@ -139,7 +133,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         effect: Number of the workflow's effect that asks for it.
         round: Number of the round, from 1.
         total_rounds: Rounds of the job.
-        bodies: Token of each body on offer, by its name.
+        token: Token of the model on offer; empty without one.
         model: Name of the model, its digest, by which both sides know that they have it.
         sites: One or more. With more than one, each works on a copy of the model, so this is for
             models that are small.
@@ -167,7 +161,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     effect: int
     round: int
     total_rounds: int
-    bodies: dict[str, bytes] = {}
+    token: bytes = b""
     sites: list[SiteTask] = []
     keeps_state: bool = True
     oldest: int = 0
@@ -194,12 +188,12 @@ class Late(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         effect: Number of the effect that started the training.
-        bodies: Token of each body on offer, by its name, as those of a task.
+        token: Token of the tensors on offer.
         are_changes: Whether they are changes of what the site has.
     """
 
     effect: int
-    bodies: dict[str, bytes]
+    token: bytes
     are_changes: bool = False
 
 
