@@ -139,7 +139,7 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     offered = many if requests is ATTACKS["layouts"] else {"a": array}
     ref = add_arrays(service, offered, ["attacker", "nobody"])
     flood = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
-    greeting = pack_message(Hello(VERSION, b"attacker"))
+    greeting = pack_message(Hello(VERSION))
     packets = b"".join(pack_message(request) for request in flood)
     with _beside(service, "attacker", _attacker, greeting, packets) as control:
         assert control.recv() == "asked"

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import chdir, suppress
+from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -114,16 +114,12 @@ def shared_host_for(job: Job | None = None) -> ProcessHost:
     return SHARED_HOST
 
 
-class SharedHosts:
-    """Stands in for the fork servers of a sweep: the shared one, which stays."""
-
-    def of(self, job: Job) -> ProcessHost:
-        host = shared_host_for(job)
-        host.begin()
-        return host
-
-    def close(self) -> None:
-        SHARED_HOST.end_processes()
+def shared_host_of(stack: ExitStack, hosts: object, job: Job) -> ProcessHost:
+    """Return the process host that runs of sweeps share, which stays."""
+    host = shared_host_for(job)
+    host.begin()
+    stack.callback(SHARED_HOST.end_processes)
+    return host
 
 
 def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +130,7 @@ def share_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_host_in_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every sweep of this process the shared process host, and its runs no page."""
-    monkeypatch.setattr("flstream.sweep.running._Hosts", SharedHosts)
+    monkeypatch.setattr("flstream.sweep.running._host_of", shared_host_of)
     monkeypatch.setattr("flstream.sweep.running._POINT", "pageless_points:run_point")
 
 

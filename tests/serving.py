@@ -14,7 +14,7 @@ from journal_support import a_job
 from flstream.engines.engine import WorkerSockets, worker_socket_pairs
 from flstream.errors import ChannelClosedError
 from flstream.model.copy import copy
-from flstream.model.layout import parse_header
+from flstream.model.header import parse_header
 from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.runs.results import StateVersion
 from flstream.streaming.download import RemoteSource
@@ -25,7 +25,6 @@ from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel
 from flstream.transport.messages import MessageChannel
 from flstream.worker.messages import (
-    MODEL,
     Answered,
     Failed,
     FromWorker,
@@ -101,11 +100,10 @@ class Server:
         ref = self.service.offer(MemoryBody.of(params), [PEER])
         numbers = {name: int(name.removeprefix("site-")) for name in sites}
         named = [SiteTask(name, n - 1, n, self._states.get(name)) for name, n in numbers.items()]
-        bodies = {MODEL: token or ref.token}
         if len(sites) > 1:
             more.setdefault("inline", 1 << 20)
         # Effects are numbered as rounds are: a test asks for one task of a kind in each.
-        task = Task(kind, round_number, round_number, 5, bodies, named, **more)
+        task = Task(kind, round_number, round_number, 5, token or ref.token, named, **more)
         self.control.send(task)
 
     def hear(self, kind: type[MessageT]) -> MessageT:

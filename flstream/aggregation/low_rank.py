@@ -74,7 +74,7 @@ class Factors(NamedTuple):
         """
         if not self.rank:
             return self.padded(rank), 0.0
-        with _torch() as torch:
+        with on_one_thread() as torch:
             left, right = torch.from_numpy(self.left), torch.from_numpy(self.right.T.copy())
             left_basis, left_part = torch.linalg.qr(left)
             right_basis, right_part = torch.linalg.qr(right)
@@ -91,7 +91,7 @@ class Factors(NamedTuple):
 
     def squared_norm(self) -> float:
         """Return the squared Frobenius norm of the matrix."""
-        with _torch() as torch:
+        with on_one_thread() as torch:
             left, right = torch.from_numpy(self.left), torch.from_numpy(self.right)
             return float(((left.T @ left) * (right @ right.T)).sum())
 
@@ -195,7 +195,7 @@ def residual_shapes(
 
 
 @contextmanager
-def _torch() -> Iterator[Any]:
+def on_one_thread() -> Iterator[Any]:
     """Yield torch, on one thread."""
     import torch
 

@@ -132,13 +132,13 @@ class OwnRule:
         with user_code(f"{self.name}.fold", self.where):
             combined = self.rule.fold(values, weights)
         # Copied, since it is overwritten later, and may be part of what the rule keeps.
-        return self._floats("fold", combined, values.shape[1])
+        return floats_of(f"{self.name}.fold", combined, values.shape[1:]).copy()
 
     def weigh(self, gram: Array, weights: Array) -> Array:
         """Return the weights of the updates: none below 0, and at least one above 0."""
         with user_code(f"{self.name}.weigh", self.where):
             returned = self.rule.weigh(gram, weights)
-        weights = self._floats("weigh", returned, len(gram))
+        weights = floats_of(f"{self.name}.weigh", returned, weights.shape)
         # A NaN is in no range, either.
         in_range = ((weights >= 0) & (weights <= MOST_WEIGHT)).all()
         if not in_range or not (weights >= LEAST_WEIGHT).any():
@@ -149,23 +149,35 @@ class OwnRule:
             )
         return weights
 
-    def _floats(self, function: str, returned: Any, length: int) -> Array:
-        try:
-            floats = np.array(returned)
-            if np.iscomplexobj(floats):
-                raise TypeError("it gave complex numbers, and floats are due")
-            floats = floats.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise AggregationError(
-                f"{self.name}.{function} returned a {type(returned).__name__}, which is no array "
-                f"of {length} numbers: {error}; return a NumPy array"
-            ) from error
-        if floats.shape != (length,):
-            raise AggregationError(
-                f"{self.name}.{function} returned an array of shape {floats.shape}; "
-                f"return one of shape ({length},)"
-            )
-        return floats
+
+def floats_of(what: str, returned: Any, shape: Sequence[int], tensor: str = "") -> Array:
+    """Return what a user's code has returned as float64 of a shape.
+
+    Args:
+        what: Name of the code, for messages.
+        returned: What it has returned.
+        shape: The shape that is due.
+        tensor: Name of the tensor that it is for; empty for a block of all.
+
+    Raises:
+        AggregationError: It is no array of real numbers, or of another shape.
+    """
+    of = f" for tensor {tensor!r}" if tensor else ""
+    try:
+        floats = np.asarray(returned)
+        if floats.dtype.kind not in "fiub":
+            raise TypeError(f"it has the type {floats.dtype}")
+    except (TypeError, ValueError) as error:
+        raise AggregationError(
+            f"{what} returned a {type(returned).__name__}{of}, which is no array of real numbers: "
+            f"{error}; return a NumPy array"
+        ) from error
+    if floats.shape != tuple(shape):
+        raise AggregationError(
+            f"{what} returned an array of shape {floats.shape}{of}; return one of shape "
+            f"{tuple(shape)}"
+        )
+    return np.ascontiguousarray(floats, np.float64).reshape(floats.shape)
 
 
 @contextmanager

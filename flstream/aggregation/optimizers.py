@@ -37,6 +37,7 @@ class ServerOptimizer(ServerStep):
     # Share of the second moment kept in a round, from 0 to below 1; FedAdagrad keeps all.
     beta_2: float = 0.99
     tau: float = 0.001  # degree of adaptivity, above 0: the smaller, the more adaptive
+    begins: bool = False  # see ServerStep
 
     @property
     def name(self) -> str:

@@ -17,8 +17,7 @@ from flstream.aggregation.update import UpdateSource
 from flstream.errors import AggregationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.model.dtypes import BY_CODE, FLOATS, SCALES, unit
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout, TypeRun
+from flstream.model.layout import Layout, TensorInfo, TypeRun
 
 if TYPE_CHECKING:
     from flstream.aggregation.rules import AggregationRule

@@ -10,7 +10,7 @@ from flstream.errors import FlstreamError, UpdateRefusedError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
-from flstream.streaming.coding import DecoderFor
+from flstream.streaming.coding import Coder
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.settings import StreamSettings
@@ -28,7 +28,7 @@ class RemoteBody:
         base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
             returns why it does not fit the model, or None.
-        decoder_for: Makes what gives encoded frames back; None to have them as they are.
+        decoder_for: Function from its layout to the decoder of its frames; None is for none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class RemoteBody:
         settings: StreamSettings,
         base: Source | None,
         check: Callable[[Layout], str | None],
-        decoder_for: DecoderFor | None = None,
+        decoder_for: Callable[[Layout], Coder | None] = lambda layout: None,
     ) -> None:
         self._site = site
         self._receiver = receiver
@@ -74,8 +74,8 @@ class RemoteBody:
                 self._token,
                 settings,
                 digests=settings.reuse and self._base is not None,
-                decoder_for=self._decoder_for,
             )
+            remote.decoder = self._decoder_for(remote.layout)
             self._remotes.append(remote)
             if settings.chunk_size == 0:
                 # As the old way does: every update whole, in this process's memory, until all of

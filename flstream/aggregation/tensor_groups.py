@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flstream.aggregation.elements import Array, blocks
 from flstream.aggregation.fold_rule import GroupUpdate, TensorFold, TensorGroup
-from flstream.aggregation.methods import OwnRule, user_code
+from flstream.aggregation.methods import OwnRule, floats_of, user_code
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import UpdateSource
@@ -28,8 +28,7 @@ from flstream.errors import AggregationError, MisfitError
 from flstream.model.checkpoint import FileSink
 from flstream.model.composed import ComposedSource
 from flstream.model.dtypes import FLOATS, first_not_finite, numbers_in, quietly, stored, unit
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout, TypeRun
+from flstream.model.layout import Layout, TensorInfo, TypeRun
 from flstream.model.source import Scratch, Source
 from flstream.text import brief_names
 from flstream.units import format_bytes
@@ -53,17 +52,23 @@ def own_tensor_fold(rule: AggregationRule) -> TensorFold:
     return TensorFold(own.name, own.where, own.rule.groups, own.rule.combine)
 
 
-def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of each group.
+def named_groups(
+    code: TensorFold, layout: Layout, rule: AggregationRule
+) -> dict[str, list[TensorInfo]]:
+    """Return the tensors of each group, by name of the group.
 
     Args:
         code: Code that combines groups.
-        layout: Layout of the model.
-        names: Names of the tensors that groups may have.
+        layout: Layout of the model, with the bodies beside it.
+        rule: Rule of the fold.
 
     Raises:
+        UsageError: A pattern of the rule is found in no name.
         AggregationError: The code failed, or its groups overlap or name other tensors.
     """
+    selected = rule.selected(layout)
+    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
+    names = [spec.name for spec in floats if spec.nbytes]
     what = f"{code.name}.groups"
     if code.groups is None:
         return {name: [layout.by_name[name]] for name in names}
@@ -101,25 +106,6 @@ def _grouped(code: TensorFold, layout: Layout, names: Sequence[str]) -> dict[str
     return groups
 
 
-def named_groups(
-    code: TensorFold, layout: Layout, rule: AggregationRule
-) -> dict[str, list[TensorInfo]]:
-    """Return the tensors of each group, by name of the group.
-
-    Args:
-        code: Code that combines groups.
-        layout: Layout of the model, with the bodies beside it.
-        rule: Rule of the fold.
-
-    Raises:
-        UsageError: A pattern of the rule is found in no name.
-        AggregationError: The code failed, or its groups overlap or name other tensors.
-    """
-    selected = rule.selected(layout)
-    floats = [spec for spec in layout.tensors if spec.name in selected and spec.dtype in REALS]
-    return _grouped(code, layout, [spec.name for spec in floats if spec.nbytes])
-
-
 def _combined(
     code: TensorFold,
     group: TensorGroup,
@@ -145,26 +131,9 @@ def _combined(
             f"{what} returned {kind} for the group {group.name!r}; return a dict with arrays "
             f"for {brief_names(sorted(names))}"
         )
-    return {spec.name: _floats(what, returned[spec.name], spec) for spec in specs}
-
-
-def _floats(what: str, value: Any, spec: TensorInfo) -> Array:
-    try:
-        floats = np.asarray(value)
-        if floats.dtype.kind not in "fiub":
-            raise TypeError(f"it has the type {floats.dtype}")
-        floats = np.ascontiguousarray(floats, np.float64).reshape(floats.shape)
-    except (TypeError, ValueError) as error:
-        raise AggregationError(
-            f"{what} returned a {type(value).__name__} for tensor {spec.name!r}, which is no "
-            f"array of real numbers: {error}; return a NumPy array"
-        ) from error
-    if floats.shape != spec.shape:
-        raise AggregationError(
-            f"{what} returned an array of shape {floats.shape} for tensor {spec.name!r}; "
-            f"return one of shape {spec.shape}"
-        )
-    return floats
+    return {
+        spec.name: floats_of(what, returned[spec.name], spec.shape, spec.name) for spec in specs
+    }
 
 
 class CombinedGroups(NamedTuple):

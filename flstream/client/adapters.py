@@ -140,6 +140,12 @@ def add_residuals(base: torch.nn.Module, scaling: float | None) -> None:
     _take()
 
 
+def forget_bases() -> None:
+    """Forget that code has built a base: another run begins in this process."""
+    global _has_built
+    _has_built = False
+
+
 def receive_residuals(meta: Mapping[str, Any]) -> None:
     """Take the residuals of a received model from its ``meta``; none replaces the last ones."""
     global _received

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flstream.client.adapters import add_residuals
+from flstream.client.adapters import add_residuals, forget_bases
 from flstream.client.seeding import kept_generators
 from flstream.errors import ClientError, ModelError
 from flstream.job.code import make
 from flstream.job.model_section import BaseSection
-from flstream.model.shared_base import SharedBase
+from flstream.model.shared_base import Held, SharedBase, base_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,13 +24,18 @@ CLASS, CONFIG, GENERATION = "flstream.class", "flstream.config", "flstream.gener
 
 # The base of this process's run, and its mapping once code has asked for it.
 _section: BaseSection | None = None
-_mapped: tuple[str, SharedBase] | None = None
+_mapped: tuple[Path, SharedBase] | None = None
+# The file that the model received last is an adapter of, where that is no longer the run's.
+_other: Path | None = None
+# Modules that have the base's tensors, and where.
+_held: weakref.WeakKeyDictionary[torch.nn.Module, Held] = weakref.WeakKeyDictionary()
 
 
 def enter_base(section: BaseSection | None) -> None:
     """Set the base of this process's user code; None for none."""
-    global _section
-    _section = section
+    global _section, _other
+    _section, _other = section, None
+    forget_bases()
 
 
 def present_base() -> BaseSection | None:
@@ -72,9 +79,9 @@ def base_model(*, scaling: float | None = None) -> torch.nn.Module:
         )
     if not _section.digest:
         return meta_module(_section, described(_section))
-    base = _shared_base(_section.digest)
+    base = _shared_base(_section)
     module = meta_module(_section, base.metadata)
-    base.fill(module)
+    _held[module] = base.fill(module)
     add_residuals(module, scaling)
     return module
 
@@ -85,7 +92,7 @@ def check_base() -> None:
     Raises:
         ClientError: A tensor was written to; the message names it.
     """
-    if _mapped is not None and _section is not None and _section.digest == _mapped[0]:
+    if _mapped is not None and _section is not None and _path(_section) == _mapped[0]:
         _mapped[1].check()
 
 
@@ -95,13 +102,32 @@ def restore_base() -> None:
         _mapped[1].restore()
 
 
-def _shared_base(digest: str) -> SharedBase:
+def follow_base(path: str) -> None:
+    """Give this process's modules the base of a received model, where it is another one.
+
+    Args:
+        path: Path of its file; empty for the run's base.
+    """
+    global _other
+    other = Path(path) if path else None
+    if other == _other or _section is None:
+        return
+    _other = other
+    for held in _held.values():
+        _shared_base(_section).refill(held)
+
+
+def _path(section: BaseSection) -> Path:
+    return _other or base_file(section.digest)
+
+
+def _shared_base(section: BaseSection) -> SharedBase:
     global _mapped
-    if _mapped is None or _mapped[0] != digest:
+    if _mapped is None or _mapped[0] != _path(section):
         import torch
 
         with torch.inference_mode(False):  # in which tensors have no version
-            _mapped = digest, SharedBase(digest)
+            _mapped = _path(section), SharedBase(_path(section))
     return _mapped[1]
 
 
@@ -218,8 +244,6 @@ def hf_folder(section: BaseSection) -> str:
     Raises:
         ModelError: The cache does not have it.
     """
-    from pathlib import Path
-
     assert section.hf is not None
     if Path(section.hf).is_absolute():
         return section.hf

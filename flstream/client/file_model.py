@@ -15,7 +15,7 @@ from flstream.model.checkpoint import BodyFile
 from flstream.model.composed import composed
 from flstream.model.copy import copy
 from flstream.model.descriptors import open_to_write
-from flstream.model.header import TensorInfo
+from flstream.model.layout import TensorInfo
 from flstream.model.memory import MemoryBody
 
 if TYPE_CHECKING:

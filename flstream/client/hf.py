@@ -23,7 +23,7 @@ from flstream import client
 from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_task
 from flstream.client.fl_model import FLModel, number_of
-from flstream.client.proximal import ProximalGradient, proximal_gradient
+from flstream.client.proximal import AddGradient, proximal_gradient
 from flstream.client.ranks import check_processes
 from flstream.client.session import current
 from flstream.client.trainer_rounds import TrainerRounds
@@ -180,7 +180,7 @@ class _Training:
         self._is_busy = False
         # The model that the server's was loaded into.
         self._loaded: Any = None
-        self._proximal: ProximalGradient | None = None
+        self._proximal: AddGradient | None = None
         # Where the trainer's counters were when the task's training began.
         self._first_step = self._first_token = 0
 
@@ -252,7 +252,7 @@ class _Training:
             # No callback comes between the last batch of an optimizer step and the clipping.
             if self._proximal is not None and accelerator.sync_gradients:
                 scaler = accelerator.scaler
-                self._proximal.add(scale=1.0 if scaler is None else scaler.get_scale())
+                self._proximal(scale=1.0 if scaler is None else scaler.get_scale())
             return loss
 
         trainer.train, trainer.evaluate = train_if_due, evaluate_received

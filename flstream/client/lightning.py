@@ -28,7 +28,7 @@ from flstream.client import *  # noqa: F403
 from flstream.client.exchange import ModelExchange, meta_of, seed_setup, seed_task
 from flstream.client.optimizer_state import restores_state
 from flstream.client.own_files import load_state, save_state
-from flstream.client.proximal import ProximalGradient, proximal_gradient
+from flstream.client.proximal import AddGradient, proximal_gradient
 from flstream.client.ranks import check_processes, is_first_rank
 from flstream.client.session import current
 from flstream.errors import ClientError
@@ -170,7 +170,7 @@ class _Hooks:
         # The script's limits of epochs and steps.
         self._limits: tuple[int | None, int] | None = None
         self._first_step = 0
-        self._proximal: ProximalGradient | None = None
+        self._proximal: AddGradient | None = None
         # States of callbacks and loops before the first training.
         self._fresh: dict[str, Any] = {}
 
@@ -216,9 +216,7 @@ class _Hooks:
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
         """Add FedProx's gradient to the sum of all batches' gradients before clipping."""
         if self._proximal is not None:
-            self._proximal.add(
-                tensor for group in optimizer.param_groups for tensor in group["params"]
-            )
+            self._proximal(tensor for group in optimizer.param_groups for tensor in group["params"])
 
     def finish(self, trainer: Any) -> None:
         """Keep the trainer's state, and send the module's tensors, after all callbacks."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,20 +20,11 @@ from flstream.model.modules import exchanged_state, is_own_memory
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.checkpoint.stateful import Stateful
 
     State = Mapping[str, torch.Tensor]
 
 _REPLICA, _REST = "replica", "segment"
-
-
-class Stateful(Protocol):
-    """Object whose state continues from segment to segment, such as a schedule or a sampler."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state: tensors and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> object:
-        """Continue with a state."""
 
 
 def outer_steps(
@@ -115,8 +105,9 @@ class OuterSteps:
         stateful: Mapping[str, Stateful],
     ) -> None:
         self._model, self._inner_steps, self._examples = model, inner_steps, examples
-        self._evaluate = evaluate
-        self._state = _SiteState(optimizer, stateful)
+        self._evaluate, self._optimizer, self._stateful = evaluate, optimizer, stateful
+        # As the script has made them, for a site without a state.
+        self._first = copy.deepcopy((optimizer.state_dict(), self._states()))
         self._reported: dict[str, list[Any]] = {}
 
     def report(self, **values: Any) -> None:
@@ -147,7 +138,7 @@ class OuterSteps:
     def _segment(self, site_session: session.Session) -> Iterator[int]:
         """Go through a training task."""
         own = exchanged_state(self._model)
-        last = self._state.restore(own)
+        last = self._restored(site_session, own)
         model = self._receive(site_session, own)
         number_of_round = model.current_round or 0
         begins_anew = INNER_STEPS in model.meta and not model.meta.get(KEEPS_MOMENTS)
@@ -169,7 +160,7 @@ class OuterSteps:
                 self._apply_late(late, float(model.meta.get(LATE_ALPHA, 0.0)))
             if local < steps:
                 yield number + local
-        self._state.keep(own, number_of_round, number + steps, names)
+        self._keep(site_session, own, number_of_round, number + steps, names)
         meta: dict[str, Any] = {NUM_STEPS: steps}
         if self._examples is not None:
             meta["num_examples"] = self._examples
@@ -210,7 +201,9 @@ class OuterSteps:
                     f"the site has no state of an earlier segment, and tensor {name!r} was not "
                     "received; have the workflow send the whole model to a site that is new"
                 )
-        self._state.begin_anew()
+        optimizer, states = copy.deepcopy(self._first)
+        self._optimizer.load_state_dict(optimizer)
+        self._load_states(states)
         if model.current_round:
             print(
                 "flstream: this site has no state of an earlier segment; it begins with the "
@@ -267,42 +260,30 @@ class OuterSteps:
             self._model.train(was_training)
         site_session.send(FLModel(metrics=metrics))
 
-
-class _SiteState:
-    """A site's state between segments, in its own files."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, stateful: Mapping[str, Stateful]) -> None:
-        self._optimizer, self._stateful = optimizer, stateful
-        self._resets = session.current().turns.optimizer_state == "reset"
-        # As the script has made them, for a site without a state.
-        self._first = copy.deepcopy((optimizer.state_dict(), self._states()))
-
-    def restore(self, replica: State) -> _Segment | None:
+    def _restored(self, site_session: session.Session, replica: State) -> _Segment | None:
         """Load the state of the last segment, but the generators'; None for a site without one."""
-        path, own = self._path(), session.current()
+        path = kept_path(site_session, _REST, ".pt")
         if not path.exists():
             return None
         self._optimizer.state.clear()  # frees the moments before others are read
         segment = _Segment(**load_state(path))
-        KeptTensors.of(own, _REPLICA).read_into(replica)
+        KeptTensors.of(site_session, _REPLICA).read_into(replica)
         load_optimizer(self._optimizer, segment.optimizer)
-        for name, part in self._stateful.items():
-            part.load_state_dict(segment.stateful[name])
+        self._load_states(segment.stateful)
         return segment
 
-    def begin_anew(self) -> None:
-        """Give the objects the state in which the script has made them."""
-        optimizer, stateful = copy.deepcopy(self._first)
-        self._optimizer.load_state_dict(optimizer)
-        for name, part in self._stateful.items():
-            part.load_state_dict(stateful[name])
-
-    def keep(self, replica: State, round_number: int, steps: int, names: list[str]) -> None:
-        """Write the state at a segment's end."""
+    def _keep(
+        self,
+        site_session: session.Session,
+        replica: State,
+        round_number: int,
+        steps: int,
+        names: list[str],
+    ) -> None:
+        """Write the site's state at a segment's end into its own files."""
         import torch
 
-        path, own = self._path(), session.current()
-        KeptTensors.of(own, _REPLICA).write(replica)
+        KeptTensors.of(site_session, _REPLICA).write(replica)
         numpy: Any = np.random.get_state()
         name, keys, *place = numpy
         # Without CUDA in use, there is nothing to keep, and asking would take up its memory.
@@ -315,11 +296,11 @@ class _SiteState:
             cuda,
         )
         optimizer = self._optimizer.state_dict()
-        if self._resets:
+        if site_session.turns.optimizer_state == "reset":
             optimizer["state"] = {}
         segment = _Segment(round_number, steps, names, optimizer, self._states(), generators)
         save_state(
-            path,
+            kept_path(site_session, _REST, ".pt"),
             segment._asdict(),
             "the state of the optimizer or of an object that was given to outer_steps()",
             "return these alone from state_dict()",
@@ -328,8 +309,9 @@ class _SiteState:
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._stateful.items()}
 
-    def _path(self) -> Path:
-        return kept_path(session.current(), _REST, ".pt")
+    def _load_states(self, states: Mapping[str, Any]) -> None:
+        for name, part in self._stateful.items():
+            part.load_state_dict(states[name])
 
 
 class _Segment(NamedTuple):

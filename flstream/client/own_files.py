@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flstream.errors import ClientError
-from flstream.model.checkpoint import FileSink, FileSource
+from flstream.model.checkpoint import BodyFile, FileSource, file_to_overwrite
 from flstream.model.composed import composed
 from flstream.model.copy import copy
+from flstream.model.descriptors import open_to_write
 from flstream.model.memory import MemoryBody
+from flstream.model.source import Source
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +65,11 @@ class KeptTensors:
         self.path = path
 
     @classmethod
+    def received(cls, state_dir: Path) -> KeptTensors:
+        """Return the tensors that a site received last, which training may overwrite in memory."""
+        return cls(state_dir / OWN_FOLDER / "received.safetensors")
+
+    @classmethod
     def of(cls, session: Session, name: str) -> KeptTensors:
         """Return the tensors of a name in the current task, or of the site's own model."""
         return cls(kept_path(session, name, ".safetensors"))
@@ -70,7 +78,7 @@ class KeptTensors:
         """Return the kept tensors, on the devices and in the dtypes of others by name."""
         if not self.path.exists():
             return {name: tensor.new_zeros(tensor.shape) for name, tensor in like.items()}
-        source = FileSource(self.path)
+        source = self.source()
         body = MemoryBody.allocate(source.layout)
         copy(source, body)
         tensors: dict[str, torch.Tensor] = dict(body.tensors)  # type: ignore[arg-type]
@@ -86,7 +94,7 @@ class KeptTensors:
         """Copy kept tensors over the tensors of their names, if any were kept."""
         if not self.path.exists():
             return
-        source = FileSource(self.path)
+        source = self.source()
         specs = {spec.name: spec for spec in source.layout.tensors if spec.name in tensors}
         body = MemoryBody.of({name: tensors[name] for name in specs}, writable=True, tied={})
         for name, spec in specs.items():
@@ -104,9 +112,27 @@ class KeptTensors:
         detached = {name: tensor.detach() for name, tensor in tensors.items()}
         self.write_body(MemoryBody.of(detached, tied={}))
 
-    def write_body(self, body: MemoryBody) -> None:
+    def write_body(self, body: Source) -> None:
         """Keep the tensors of a body in place of earlier ones."""
         # The state as a whole is made durable, under the digest of its content.
-        with FileSink(self.path, body.layout, {"format": "pt"}, durable=False) as sink:
-            copy(body, sink)
-            sink.finish()
+        with closing(file_to_overwrite(self.path, body.layout, {"format": "pt"})) as file:
+            copy(body, file)
+
+    def write_part(self, part: Source) -> None:
+        """Keep some tensors in place of those of their names that were kept before.
+
+        Raises:
+            ClientError: None were kept.
+        """
+        if not self.path.is_file():
+            raise ClientError(
+                f"{self.path} is gone, which has the model as it was received; put it back, and "
+                "go on with --resume"
+            )
+        with closing(BodyFile(str(self.path), open_to_write(self.path, keep=True))) as file:
+            for name in part.layout.by_name:
+                file.write_tensor(name, part)
+
+    def source(self) -> FileSource:
+        """Open the file."""
+        return FileSource(self.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -90,39 +90,21 @@ def seen_in_loss(term: torch.Tensor) -> torch.Tensor:
     return term
 
 
-class ProximalGradient:
-    """Gradient of the proximal term, for patches of trainers, which lack the loss."""
+AddGradient = Callable[..., None]
+"""Function that adds the proximal term's gradient to the loss's, for trainers, which lack the loss.
 
-    def __init__(
-        self, mu: float, origins: Sequence[tuple[torch.nn.Parameter, torch.Tensor]]
-    ) -> None:
-        self._mu = mu
-        self._origins = origins
-        self._differentiated = _differentiated
-
-    def add(self, stepped: Iterable[torch.Tensor] | None = None, scale: float = 1.0) -> None:
-        """Add the gradient to the loss's, unless a loss of this training had the term.
-
-        It is added once a step, when the gradients of all of its batches are summed, and before
-        they are clipped. The bits are those of a loss with the term, but where that would add more
-        than two numbers: with several batches a step, or a parameter in several places. ``stepped``
-        are the step's parameters, None for all; ``scale`` is the factor of mixed precision on the
-        gradients.
-        """
-        if self._differentiated != _differentiated:
-            return
-        places = None if stepped is None else {id(parameter) for parameter in stepped}
-        for parameter, origin in self._origins:
-            if places is None or id(parameter) in places:
-                pull = drift(parameter.detach(), origin).mul_(self._mu * scale).to(parameter.dtype)
-                # In this order a sparse gradient will do.
-                parameter.grad = pull if parameter.grad is None else pull.add_(parameter.grad)
+It does nothing where a loss of this training had the term. It is called once a step, when the
+gradients of all of its batches are summed, and before they are clipped. The bits are those of a
+loss with the term, but where that would add more than two numbers: with several batches a step, or
+a parameter in several places. ``stepped`` are the step's parameters, None for all; ``scale`` is the
+factor of mixed precision on the gradients.
+"""
 
 
 def proximal_gradient(
     module: torch.nn.Module, state: Mapping[str, torch.Tensor]
-) -> ProximalGradient | None:
-    """Return the term's gradient in the current training; None where mu is not given.
+) -> AddGradient | None:
+    """Return what adds the term's gradient in the current training; None where mu is not given.
 
     All ranks of a site call it, once the model is loaded.
     """
@@ -162,7 +144,19 @@ def proximal_gradient(
         if is_there
     ]
     broadcast(origin for _, origin in pairs)
-    return ProximalGradient(mu, pairs)
+    before = _differentiated
+
+    def add(stepped: Iterable[torch.Tensor] | None = None, scale: float = 1.0) -> None:
+        if _differentiated != before:
+            return
+        places = None if stepped is None else {id(parameter) for parameter in stepped}
+        for parameter, origin in pairs:
+            if places is None or id(parameter) in places:
+                pull = drift(parameter.detach(), origin).mul_(mu * scale).to(parameter.dtype)
+                # In this order a sparse gradient will do.
+                parameter.grad = pull if parameter.grad is None else pull.add_(parameter.grad)
+
+    return add
 
 
 def _given_mu() -> float:

@@ -11,7 +11,7 @@ from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
 from flstream.model.layout import Layout
 from flstream.model.source import Source
-from flstream.streaming.coding import DecoderFor
+from flstream.streaming.coding import Coder
 
 if TYPE_CHECKING:
     from flstream.codecs.frames import FrameCodec
@@ -112,14 +112,13 @@ class UpdateForm:
         """The codec with a loss; None for none."""
         return self.codecs.lossy
 
-    @property
-    def decoder_for(self) -> DecoderFor | None:
-        """The maker of decoders of frames; None where frames come as they are."""
+    def decoder(self, layout: Layout) -> Coder | None:
+        """Return the decoder of the frames of a layout; None where frames come as they are."""
         if self.codecs.frames is None:
             return None
-        from flstream.codecs.frames import decoder_for
+        from flstream.codecs.frames import FrameCoder
 
-        return decoder_for(self.codecs.frames, self.model, self.name)
+        return FrameCoder(self.codecs.frames, layout, self.model, self.name)
 
     def difference(self, sent: Layout, *, partial: bool) -> str | None:
         """Describe how a layout that a site sent differs from an update's, if it does.

@@ -19,7 +19,7 @@ from flstream.errors import CodecError, FlstreamError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
-from flstream.streaming.coding import DecoderFor, EncodedBytes, EncoderFor
+from flstream.streaming.coding import EncoderFor
 
 if TYPE_CHECKING:
     import zstandard
@@ -170,8 +170,8 @@ class FrameCoder:
         self._source = source if fits else None
         self.base = name if fits else ""
 
-    def encode(self, data: memoryview, start: int, stop: int) -> EncodedBytes | None:
-        """Encode the bytes ``[start, stop)``; return None where they get no shorter."""
+    def encode(self, data: memoryview, start: int, stop: int) -> bytes:
+        """Encode the bytes ``[start, stop)``."""
         for index, step in enumerate(self._steps(self._source)):
             room = self._codec.rooms.steps[index % 2].take(len(data))
             self._apply(step, data, room, start, undo=False)
@@ -180,13 +180,12 @@ class FrameCoder:
             payload = self._codec.compressor.compress(data)
         if not isinstance(payload, bytes):
             raise self._no_bytes(payload)
-        is_shorter = len(payload) < len(data)
-        return EncodedBytes(payload, self._source is not None) if is_shorter else None
+        return payload
 
     def decode(
         self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
     ) -> None:
-        """Decode what :meth:`encode` returned, or anything else: see :class:`Decoder`."""
+        """Decode what :meth:`encode` returned, or anything else: see :class:`Coder`."""
         size = len(out)
         with self._naming(start, stop):
             expanded = self._codec.compressor.expand(data, size)
@@ -257,19 +256,4 @@ def encoder_for(codec: FrameCodec, layout: Layout, bases: Mapping[str, Source]) 
         layout: Layout of the body that is sent.
         bases: Models that receivers may have, by the names that they give them.
     """
-    return lambda name: FrameCoder(codec, layout, bases.get(name)).encode
-
-
-def decoder_for(
-    codec: FrameCodec | None, base: Source | None = None, name: str = ""
-) -> DecoderFor | None:
-    """Return the maker of decoders by a body's layout; None without a codec.
-
-    Args:
-        codec: The codec.
-        base: Model that the sender may have, too; None for none.
-        name: Name of that model.
-    """
-    if codec is None:
-        return None
-    return lambda layout: FrameCoder(codec, layout, base, name)
+    return lambda name: FrameCoder(codec, layout, bases.get(name), name)

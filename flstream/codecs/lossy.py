@@ -29,8 +29,7 @@ from flstream.model.dtypes import (
     store,
     unit,
 )
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.source import Scratch, Source, view_of
 
 # So that a row of eight-byte integers can be made of any blocks.

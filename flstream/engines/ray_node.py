@@ -15,6 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from flstream.engines.child_process import ProcessCall
 from flstream.engines.gpus import GpuDealer, visible_gpus
 from flstream.engines.processes import (
     FORK_SERVER,
@@ -28,6 +29,7 @@ from flstream.engines.ray import NONCE_FILE
 from flstream.errors import SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
+from flstream.telemetry.events import BaseReady
 from flstream.telemetry.machine import this_machine
 from flstream.telemetry.memory import MemorySampler, NodeMemory
 
@@ -39,7 +41,7 @@ _IMPORT_SECONDS = 120.0
 _ORPHANED_SECONDS = 8.0
 # Libraries whose versions decide bits, and flstream, whose messages have to agree.
 _EQUAL = ("flstream", "python", "torch", "numpy")
-_BASE_BUILDER = "flstream.simulation.base_builder:build_for_node"
+_BASE_BUILDER = "flstream.simulation.base_builder:built_here"
 # Seconds for the base to be built or read.
 _BASE_SECONDS = 3600.0
 _WORKER = "flstream.simulation.worker_process:node_worker"
@@ -81,11 +83,7 @@ class NodeHost:
         self._host.__enter__()
         # Its imports may take long on a cold file system, and would keep starts and polls waiting.
         self._host.start("first", "time:sleep", 0).exit_code(_IMPORT_SECONDS)
-        if job.base is not None:
-            log = run.log(f"base-builder-{name}")
-            builder = self._host.start(log.stem, _BASE_BUILDER, job, log)
-            if builder.exit_code(_BASE_SECONDS) != 0:
-                raise SimulationError(f"it cannot build the base (model.base); see {log.name}")
+        build_base(self._host, job, run.log(f"base-builder-{name}"))
         self._sampler.__enter__()
         self._sampler.watch(f"{name}/actor", os.getpid())
         self._sampler.watch(f"{name}/{FORK_SERVER}", self._host.fork_server_pid or 0)
@@ -135,6 +133,19 @@ class NodeHost:
         while self._is_polled.wait(_ORPHANED_SECONDS):
             self._is_polled.clear()
         os._exit(1)
+
+
+def build_base(host: ProcessHost, job: Job, log: Path) -> None:
+    """Build a job's base on this machine, where it has to be the server's."""
+    if job.base is None:
+        return
+    call = ProcessCall[BaseReady](host, log.stem, BaseReady, _BASE_BUILDER, job, log=log)
+    own, expected = call.result(_BASE_SECONDS).digest, job.base.digest
+    if own != expected:
+        raise SimulationError(
+            f"it builds the base {own[:12]} (model.base), and the server {expected[:12]}; install "
+            "the same libraries, and put the same files on all nodes"
+        )
 
 
 def _expect_directory(run: Path, nonce: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from flstream.model.dtypes import unit
-from flstream.model.header import TensorInfo
+from flstream.model.layout import TensorInfo
 from flstream.model.random_numbers import Floats, laplaces, normals, stream_key, uniforms
 
 BLOCK = 16_384

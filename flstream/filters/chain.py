@@ -14,8 +14,7 @@ from flstream.filters.built_in import gaussian_noise, percentile_privacy, svt_pr
 from flstream.job.code import make
 from flstream.job.filters import GAUSSIAN, PERCENTILE, SVT, FilterSection
 from flstream.model.dtypes import FLOATS, load, numbers_in, quietly, store, unit
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.random_numbers import Floats
 from flstream.model.source import Scratch, Source, view_of
 

@@ -22,7 +22,7 @@ from flstream.inspection.runs import (
 )
 from flstream.model.checkpoint import regular_size
 from flstream.model.formats import open_checkpoint
-from flstream.model.header import TensorInfo
+from flstream.model.layout import TensorInfo
 from flstream.model.source import Scratch
 from flstream.runs.run_directory import RunDirectory
 

@@ -14,14 +14,14 @@ from flstream.errors import CheckpointError, LayoutError, UsageError
 from flstream.inspection.examine import model_at
 from flstream.inspection.runs import run_of, verify_checkpoint
 from flstream.model.checkpoint import FileSource, write_checkpoint
-from flstream.model.composed import composed
+from flstream.model.composed import composed, part_of
 from flstream.model.copy import copy
 from flstream.model.formats import CheckpointFile, open_checkpoint
 from flstream.model.lora import lora_pairs, residual_pair
 from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
-from flstream.model.source import Source
-from flstream.runs.model_files import body_file
+from flstream.model.source import Scratch, Source, view_of
+from flstream.runs.model_files import BASE, body_file
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.export_files import kept_files, kept_prefix
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 
+_READ_BYTES = 1 << 20
 _MODEL, _ADAPTER = "model.safetensors", "adapter_model.safetensors"
 
 
@@ -47,7 +48,8 @@ def export(path: Path, to: Path) -> Export:
     It gets ``model.safetensors``, or ``adapter_model.safetensors`` if the model is the
     adapter of one, and what the run has kept of the model and its tokenizer. A tensor that has
     several names is written once, under the first that the model has. Memory holds a few blocks.
-    An adapter with a residual beside it is written as one of a larger rank, from memory.
+    An adapter with a residual beside it is written as one of a larger rank, from memory. One whose
+    residuals were added to its base has that beside it, ``base.safetensors``.
 
     Args:
         path: Path of a checkpoint of any format, or of a run directory: its final model then.
@@ -99,8 +101,10 @@ def _write_folder(
     files = [Path(shutil.copyfile(path, to / path.name)) for path in beside]
     config, written = to / "adapter_config.json", cast(Source, file)
     weights = to / (_ADAPTER if config.exists() else _MODEL)
-    residual = residual_beside(file.path, run)
-    if residual is not None and config.exists():
+    residual, base = bodies_of_adapter(file.path, run)
+    if base is not None:
+        files.append(_write_base(base, to))
+    if residual is not None and config.exists() and _has_numbers(FileSource(residual)):
         written = joined_adapter(file, residual, config)
     # Only the first of tied names is written, as libraries do that tie them again.
     first = {tensor: name for name, tensor in reversed([*names.items()])}
@@ -109,15 +113,36 @@ def _write_folder(
     return [*files, weights]
 
 
-def residual_beside(model: Path, run: RunDirectory) -> Path | None:
-    """Return the file of the residual beside a model of a run; None for none."""
+def bodies_of_adapter(model: Path, run: RunDirectory) -> tuple[Path | None, Path | None]:
+    """Return the files of the residual and of the base beside a run's adapter; None for none.
+
+    The model of a round may be a second name of the one before, to whose base its residual was
+    added; the last one counts, unless a file was named that has its own.
+    """
     from flstream.job.bodies import RESIDUAL  # with which the job file's parser comes
 
-    for checkpoint in [model, *sorted(run.checkpoints.glob("round-*.safetensors"))]:
-        residual = body_file(checkpoint, RESIDUAL)
+    for checkpoint in [model, *sorted(run.checkpoints.glob("round-*.safetensors"), reverse=True)]:
+        residual, base = (body_file(checkpoint, name) for name in (RESIDUAL, BASE))
         if residual.is_file() and checkpoint.samefile(model):
-            return residual
-    return None
+            return residual, base if base.is_file() else None
+    return None, None
+
+
+def _has_numbers(source: Source) -> bool:
+    """Return whether a body has any byte that is not 0."""
+    scratch, ranges = Scratch(), source.layout.ranges(_READ_BYTES)
+    return any(bytes(view_of(source, *place, scratch)).strip(b"\0") for place in ranges)
+
+
+def _write_base(base: Path, to: Path) -> Path:
+    """Write the base of an adapter, which is no longer the one that it was built around."""
+    from flstream.model.shared_base import PADDING
+
+    source = FileSource(base)
+    names = {name for name in source.layout.by_name if not name.startswith(PADDING)}
+    path = to / "base.safetensors"
+    write_checkpoint(path, part_of(source, names), {"format": "pt"})
+    return path
 
 
 def joined_adapter(file: Source, residual: Path, config: Path) -> MemoryBody:

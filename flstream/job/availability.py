@@ -230,8 +230,6 @@ def _kind(value: Any) -> str:
     return "traces"
 
 
-AnyAvailability = DailySection | AlternatingSection | AvailabilityTraces
-
 Available = Annotated[
     Annotated[DailySection, Tag("daily")]
     | Annotated[AlternatingSection, Tag("alternating")]

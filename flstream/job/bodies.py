@@ -45,6 +45,7 @@ LATE_ALPHA = "alpha"
 RESERVED_NAMES = frozenset(
     {
         "at",
+        "base",
         "changes",
         "num_examples",
         "optimizer",

@@ -158,27 +158,22 @@ def _workflows(job: Job) -> Iterator[Problem]:
     early = [key for key in ("stop_when", "patience") if getattr(job, key) is not None]
     if job.stop_when and job.privacy.is_on and read_condition(job.stop_when).metric == EPSILON:
         early.remove("stop_when")  # what is spent is known of each round, evaluated or not
+    first = stage_with_key_metric(job.stages)
+    named = workflow_name(job.stages.index(first), len(job.stages))
     for index, stage in enumerate(job.stages):
         section = workflow_name(index, len(job.stages))
         for problem in stage.args.check_clients(job.clients):
             yield problem.below(f"{section}.args")
-        yield from _workflow(job, stage, section)
+        for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
+            if getattr(stage.args, key) != (expected := getattr(first.args, key)):
+                hint = "the best round is that of all workflows"
+                yield Problem(f"{section}.args.{key}", "", f"{expected}, as in {named}", hint)
         is_unjudged = stage.has_rounds and stage.args.evaluate_every == 0
         is_asked = stage.args.evaluate == "task" or job.is_scored_centrally
         if is_unjudged and is_asked:
             allowed = f"null where {section}.args.evaluate_every is 0, as no round is evaluated"
             yield from (Problem(key, "", allowed) for key in early)
             early = []
-
-
-def _workflow(job: Job, stage: Stage, section: str) -> Iterator[Problem]:
-    """Yield the rules of one workflow beside the job's other sections."""
-    args, first = stage.args, stage_with_key_metric(job.stages)
-    hint, one = "the best round is that of all workflows", workflow_name(job.stages.index(first), 2)
-    for key in ("key_metric", "key_metric_mode") if stage.has_rounds else ():
-        expected = getattr(first.args, key)
-        if getattr(args, key) != expected:
-            yield Problem(f"{section}.args.{key}", "", f"{expected}, as in {one}", hint)
 
 
 def _aggregation(job: Job) -> Iterator[Problem]:

@@ -191,6 +191,12 @@ def package_root(path: Path) -> Path:
     return folder
 
 
+def file_of(place: str) -> Path | None:
+    """Return the file of a place of code, ``/path/to/file.py:name``; None in a module."""
+    where = place.rpartition(":")[0]
+    return Path(where) if where.endswith(".py") else None
+
+
 def make_importable(job_folder: str | Path) -> None:
     """Make files of the job's folder importable, after files beside the code."""
     if str(job_folder) not in sys.path:

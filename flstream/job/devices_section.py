@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from flstream.job.availability import AnyAvailability, AvailabilityTraces, Available
+from flstream.job.availability import AvailabilityTraces, Available
 from flstream.job.device import SiteDevice
 from flstream.job.distributions import (
     DELAYS,
@@ -25,13 +25,12 @@ from flstream.job.distributions import (
     RATES,
     SIZES,
     SPEEDS,
+    AnyQuantity,
     DrawnDelay,
     DrawnFraction,
     DrawnRate,
     DrawnSize,
     DrawnSpeed,
-    Lognormal,
-    Uniform,
     draw,
     number_of,
 )
@@ -164,12 +163,6 @@ def _fleet(path: Path) -> FleetFile:
     return FleetFile(path, tuple(rows), sites)
 
 
-class _Device(NamedTuple):
-    name: str
-    quantities: Mapping[str, float | Lognormal | Uniform]  # what sites draw their values from
-    available: AnyAvailability | None
-
-
 def _share_problems(devices: Mapping[Any, DeviceSection | FleetRow]) -> Iterator[Problem]:
     """Yield the problem of shares that do not add up to 1."""
     shares = [device.share for device in devices.values() if device.share is not None]
@@ -211,8 +204,8 @@ class DevicesSection(Section):
     sections, the column device names one, which has what the row leaves out.
     """
 
-    _drawn: tuple[Sequence[_Device], Sequence[float]] = PrivateAttr(((), ()))
-    """Devices that sites draw, and the sum of the shares up to each."""
+    _drawn: tuple[Sequence[FleetRow], Sequence[float]] = PrivateAttr(((), ()))
+    """Rows that sites draw, and the sum of the shares up to each."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -222,21 +215,8 @@ class DevicesSection(Section):
         if self.file is not None and not self.file.sites:
             rows = self.file.rows
         shares = (1 / len(rows) if row.share is None else row.share for row in rows)
-        self._drawn = [*map(self._device, rows)], [*accumulate(shares)]
+        self._drawn = rows, [*accumulate(shares)]
         return self
-
-    def _device(self, row: FleetRow) -> _Device:
-        """The device of a row, with what its section has where the row leaves it out."""
-        section = self.named.get(row.device or "", _ORDINARY)
-        quantities = {
-            key: getattr(section, key) if (own := getattr(row, key)) is None else own
-            for key in _LIMITS
-        }
-        return _Device(
-            row.device or (self.file.path.stem if self.file else ""),
-            {key: quantity for key, quantity in quantities.items() if quantity is not None},
-            section.available,
-        )
 
     def _problems(self) -> Iterator[Problem]:
         for name in self.named:
@@ -286,20 +266,20 @@ class DevicesSection(Section):
         if not self.is_on:
             return SiteDevice(up=link.up, down=link.down, latency=link.latency)
         row = None if self.file is None else self.file.sites.get(site)
-        if row is not None:
-            device = self._device(row)
-        else:
-            devices, ends = self._drawn
+        if row is None:
+            rows, ends = self._drawn
             place = bisect_right(ends, number_of("devices", seed, "device", site))
             # The sum of all shares may be a little below 1.
-            device = devices[min(place, len(devices) - 1)]
-        values = {
-            key: draw(quantity, _LIMITS[key], "devices", seed, key, site)
-            for key, quantity in device.quantities.items()
-        }
-        memory, available = values.pop("memory", None), device.available
+            row = rows[min(place, len(rows) - 1)]
+        section, values = self.named.get(row.device or "", _ORDINARY), dict[str, float]()
+        for key, limits in _LIMITS.items():
+            own: AnyQuantity | None = getattr(row, key)
+            quantity = getattr(section, key) if own is None else own
+            if quantity is not None:
+                values[key] = draw(quantity, limits, "devices", seed, key, site)
+        memory, available = values.pop("memory", None), section.available
         return SiteDevice(
-            name=device.name,
+            name=row.device or (self.file.path.stem if self.file else ""),
             speed=values.get("speed", 1.0),
             up=values.get("up", link.up),
             down=values.get("down", link.down),

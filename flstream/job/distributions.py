@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -27,11 +27,23 @@ RATES, DELAYS, FRACTIONS = (1e3, 1e12), (0.0, 60.0), (0.0, 0.999)
 SPEEDS, SIZES = (1e-6, 1e6), (1024.0, float(1 << 50))
 
 
-class Lognormal(Section):
+Quantity = TypeVar("Quantity", bound=float)
+
+
+class Distribution(Section, Generic[Quantity]):
+    """A distribution of which each site draws its own value of a quantity."""
+
+    @classmethod
+    def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:
+        """Return the name of the class for a quantity, without dots: so pickle finds it."""
+        return super().model_parametrized_name(params).replace(".", ",")
+
+
+class Lognormal(Distribution[Quantity]):
     """A lognormal distribution of which each site draws its own value."""
 
     distribution: Literal["lognormal"]
-    median: float
+    median: Quantity
     sigma: Annotated[Real, Field(ge=0, le=10)]
     """The standard deviation of the logarithm."""
 
@@ -40,12 +52,12 @@ class Lognormal(Section):
         return self.median * math.exp(self.sigma * NormalDist().inv_cdf(number))
 
 
-class Uniform(Section):
+class Uniform(Distribution[Quantity]):
     """A uniform distribution of which each site draws its own value."""
 
     distribution: Literal["uniform"]
-    low: float
-    high: float
+    low: Quantity
+    high: Quantity
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -104,74 +116,29 @@ _Size = Annotated[
 ]
 
 
-class _LognormalRate(Lognormal):
-    median: Rate
-
-
-class _UniformRate(Uniform):
-    low: Rate
-    high: Rate
-
-
-class _LognormalDelay(Lognormal):
-    median: Delay
-
-
-class _UniformDelay(Uniform):
-    low: Delay
-    high: Delay
-
-
-class _LognormalFraction(Lognormal):
-    median: _Fraction
-
-
-class _UniformFraction(Uniform):
-    low: _Fraction
-    high: _Fraction
-
-
-class _LognormalSpeed(Lognormal):
-    median: _Speed
-
-
-class _UniformSpeed(Uniform):
-    low: _Speed
-    high: _Speed
-
-
-class _LognormalSize(Lognormal):
-    median: _Size
-
-
-class _UniformSize(Uniform):
-    low: _Size
-    high: _Size
-
-
-_Number = TypeVar("_Number")
 _Normal = TypeVar("_Normal")
 _Even = TypeVar("_Even")
 _Drawn = Annotated[
-    Annotated[_Number, Tag("value")]
+    Annotated[Quantity, Tag("value")]
     | Annotated[_Normal, Tag("lognormal")]
     | Annotated[_Even, Tag("uniform")],
     Discriminator(_kind),
 ]
-DrawnRate = _Drawn[Rate, _LognormalRate, _UniformRate]
-DrawnDelay = _Drawn[Delay, _LognormalDelay, _UniformDelay]
-DrawnFraction = _Drawn[_Fraction, _LognormalFraction, _UniformFraction]
-DrawnSpeed = _Drawn[_Speed, _LognormalSpeed, _UniformSpeed]
-DrawnSize = _Drawn[_Size, _LognormalSize, _UniformSize]
+DrawnRate = _Drawn[Rate, Lognormal[Rate], Uniform[Rate]]
+DrawnDelay = _Drawn[Delay, Lognormal[Delay], Uniform[Delay]]
+DrawnFraction = _Drawn[_Fraction, Lognormal[_Fraction], Uniform[_Fraction]]
+DrawnSpeed = _Drawn[_Speed, Lognormal[_Speed], Uniform[_Speed]]
+DrawnSize = _Drawn[_Size, Lognormal[_Size], Uniform[_Size]]
+
+AnyQuantity: TypeAlias = "float | Lognormal[float] | Uniform[float]"
+"""Value that all sites have, or the distribution that they draw from."""
 
 
-def draw(
-    quantity: float | Lognormal | Uniform, limits: tuple[float, float], *name: str | int
-) -> float:
+def draw(quantity: AnyQuantity, limits: tuple[float, float], *name: str | int) -> float:
     """Return a site's value of a quantity, within limits.
 
     Args:
-        quantity: Value that all sites have, or the distribution that they draw from.
+        quantity: The quantity.
         limits: Least and most of a drawn value.
         name: Name of the draw, as of :func:`number_of`.
     """

@@ -172,11 +172,16 @@ def _unsound(key: str, value: Any) -> Iterable[Problem]:
         yield Problem(key, given_clause(value), "a finite number")
 
 
-def _splits(text: str) -> str:
+def shell_words(text: str) -> list[str]:
+    """Return the words of a command line, quoted as on a shell."""
     try:
-        shlex.split(text)
+        return shlex.split(text)
     except ValueError as error:
         raise must_be("quoted as on a shell", str(error)) from error
+
+
+def _splits(text: str) -> str:
+    shell_words(text)
     return text
 
 

@@ -106,17 +106,15 @@ def missing_modules(job: Job) -> Iterator[Problem]:
         job: The job.
     """
     for name, section in job.client_code.items():
+        if (path := section.source) is None:
+            continue
         key = f"{name}.{'learner' if section.script is None else 'script'}"
-        if section.source is not None:
-            yield from _missing_modules(job, key, section.source)
-
-
-def _missing_modules(job: Job, key: str, path: Path) -> Iterator[Problem]:
-    folders = [str(path.parent), str(job.folder)]
-    for line, module, _, level in imports_in(ast.parse(path.read_bytes()).body):
-        top = module.partition(".")[0]
-        # The lookup of a top-level module runs none of its code.
-        is_there = level or top == job.train.alias or PathFinder.find_spec(top, folders) is not None
-        if not (is_there or top in sys.modules or importlib.util.find_spec(top) is not None):
-            message = f"{path.name} line {line} imports {module}, and there is no module {top}"
-            yield Problem(key, message, "", _HINTS.get(top, _INSTALL))
+        folders = [str(path.parent), str(job.folder)]
+        for line, module, _, level in imports_in(ast.parse(path.read_bytes()).body):
+            top = module.partition(".")[0]
+            if level or top == job.train.alias or top in sys.modules:
+                continue
+            # The lookup of a top-level module runs none of its code.
+            if not (PathFinder.find_spec(top, folders) or importlib.util.find_spec(top)):
+                message = f"{path.name} line {line} imports {module}, and there is no module {top}"
+                yield Problem(key, message, "", _HINTS.get(top, _INSTALL))

@@ -21,6 +21,7 @@ from pydantic import (
 from flstream.job.aggregation_section import AggregationSection, ServerOptimizerSection
 from flstream.job.checks import contradictions, stage_with_key_metric, workflow_name
 from flstream.job.clients_section import ClientsSection
+from flstream.job.code import file_of
 from flstream.job.codecs import CodecsSection
 from flstream.job.conditions import StopCondition
 from flstream.job.device import SiteDevice
@@ -63,8 +64,7 @@ class OwnCode(NamedTuple):
     @property
     def file(self) -> Path | None:
         """Path of its file; None in an installed module."""
-        where = self.place.rpartition(":")[0]
-        return Path(where) if where.endswith(".py") else None
+        return file_of(self.place)
 
 
 class Job(Section):

@@ -90,18 +90,42 @@ def load_job(
         raise
 
 
-class _RunFiles(msgspec.Struct):
-    """The part of a run's ``job.files.json`` that says where its job lies."""
+class JobFile(msgspec.Struct, frozen=True):
+    """A file's name and content.
+
+    Attributes:
+        name: Path relative to the folder of the file that the job file's key names.
+        bytes: Length in bytes.
+        digest: xxh3-128 digest of the content, 32 hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    digest: str
+
+
+FilesByKey = Mapping[str, Sequence[JobFile]]
+"""Files by key of the job file: the file that the key names, then those that it imports."""
+
+
+class JobFiles(msgspec.Struct, frozen=True):
+    """Content of a run's ``job.files.json``.
+
+    Attributes:
+        folder: Absolute path of the job's folder, in which its relative paths start.
+        files: The job's files by key.
+    """
 
     folder: str
+    files: FilesByKey
 
 
 def _folder_of(path: Path) -> Path:
     """Return the folder of a job: its file's, or for a run's file that of the job that it ran."""
     with suppress(OSError, msgspec.DecodeError):
-        record = msgspec.json.decode(path.with_name("job.files.json").read_bytes(), type=_RunFiles)
-        if os.path.isdir(record.folder):
-            return Path(record.folder)
+        files = msgspec.json.decode(path.with_name("job.files.json").read_bytes(), type=JobFiles)
+        if os.path.isdir(files.folder):
+            return Path(files.folder)
     return path.parent
 
 

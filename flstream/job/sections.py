@@ -220,6 +220,13 @@ class StreamingSection(Section):
         """Whether workers map models instead of fetching them."""
         return self.mode == "map"
 
+    def chunk_size(self, exchanged: Literal["pytorch", "numpy"]) -> int:
+        """Return the longest frame of a model exchanged as tensors or arrays; 0 for a whole one."""
+        if self.mode == "native":
+            return 0
+        is_numpy = exchanged == "numpy"
+        return self.np_download_chunk_size if is_numpy else self.tensor_download_chunk_size
+
 
 Engine = Literal["local", "inline", "ray"]
 """What workers come from."""

@@ -12,18 +12,16 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from flstream.job.bodies import OptimizerState
-from flstream.job.fields import Allowed, CodeArgs, Section, folder_of
+from flstream.job.code import file_of
+from flstream.job.fields import Allowed, CodeArgs, Section, folder_of, shell_words
 from flstream.job.files import Modules, ScriptFile, code_name
 from flstream.job.keys import schema_of, words
-from flstream.job.problems import MISSING, Problem, RefusedValueError, must_be
+from flstream.job.problems import MISSING, Problem, RefusedValueError
 
 
 def _command(text: str, info: ValidationInfo) -> str:
     """Return a command whose first word is an existing program, with its full path."""
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise must_be("quoted as on a shell", str(error)) from error
+    words = shell_words(text)
     if not words:
         raise ValueError("")  # the words of the type say all
     first, *others = words
@@ -133,7 +131,7 @@ class TrainSection(Section):
     @property
     def source(self) -> Path | None:
         """Path of the training code's file; None for the learner of an installed module."""
-        return _source(self.script, self.learner)
+        return self.script if self.learner is None else file_of(self.learner)
 
 
 CODE_KEYS = ("script", "learner", "args")
@@ -164,11 +162,4 @@ class EvaluateSection(Section):
     @property
     def source(self) -> Path | None:
         """Path of the code's file; None without one, as for the learner of an installed module."""
-        return _source(self.script, self.learner)
-
-
-def _source(script: Path | None, learner: str | None) -> Path | None:
-    if learner is None:
-        return script
-    where = learner.rpartition(":")[0]
-    return Path(where) if where.endswith(".py") else None
+        return self.script if self.learner is None else file_of(self.learner)

@@ -21,8 +21,7 @@ import numpy as np
 from flstream.errors import CheckpointError, LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
 from flstream.model.formats import CheckpointFile
-from flstream.model.header import TensorInfo, check_name
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo, check_name
 from flstream.model.memory import MemoryBody
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from flstream.model.descriptors import (
     write_at,
 )
 from flstream.model.digests import BodyDigest
-from flstream.model.header import header_length
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import header_length, parse_header
+from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
 from flstream.telemetry import MEMORY_GROUP
 from flstream.telemetry.halts import halt_at
@@ -114,7 +114,7 @@ class BodyFile:
             ) from error
         self._unsynced += len(view)
         if self._writes_back and self._unsynced >= WRITEBACK_BYTES:
-            begin_writeback(self.fd, 0, 0)  # 0 bytes stand for all up to the end
+            begin_writeback(self.fd)
             self._unsynced = 0
 
     def write_tensor(self, name: str, source: Source) -> None:

@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.source import Source, change_of, in_place
 
 PartT = TypeVar("PartT")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flstream.errors import LayoutError
 from flstream.model.digests import BodyDigest
 from flstream.model.layout import Layout
-from flstream.model.source import OnRange, Scratch, Sink, Source, in_place, views_of
+from flstream.model.source import Scratch, Sink, Source, in_place, views_of
 
 # Bytes that stay in a core's cache from being read to being digested and written; a frame of the
 # default length is received in place.
@@ -19,7 +19,6 @@ def copy(
     sink: Sink,
     *,
     step: int = _STEP,
-    on_range: OnRange | None = None,
     digest: BodyDigest | None = None,
     origin: str = "the source",
 ) -> None:
@@ -31,7 +30,6 @@ def copy(
         source: Body to read.
         sink: Body to write, of the same layout.
         step: Bytes copied at a time, from front to back.
-        on_range: Called with each range once it is in the sink.
         digest: Updated with the body's bytes.
         origin: Name of whoever offers the source, for messages.
 
@@ -51,8 +49,6 @@ def copy(
         if digest is not None:
             digest.update(targets)
         sink.commit(start, stop)
-        if on_range is not None:
-            on_range(start, stop)
 
 
 def expect_fit(layout: Layout, sink: Sink, origin: str) -> None:

@@ -37,10 +37,10 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
         view, offset = view[count:], offset + count
 
 
-def begin_writeback(fd: int, offset: int, count: int) -> None:
-    """Ask the disk to begin to write bytes, without waiting for it."""
-    offsets = ctypes.c_int64(offset), ctypes.c_int64(count)
-    _libc.sync_file_range(fd, *offsets, _SYNC_FILE_RANGE_WRITE)
+def begin_writeback(fd: int) -> None:
+    """Ask the disk to begin to write a file's bytes, without waiting for it."""
+    whole = ctypes.c_int64(0), ctypes.c_int64(0)  # 0 bytes stand for all up to the end
+    _libc.sync_file_range(fd, *whole, _SYNC_FILE_RANGE_WRITE)
 
 
 def open_to_write(path: Path, *, keep: bool) -> int:

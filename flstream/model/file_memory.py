@@ -22,6 +22,15 @@ from flstream.units import format_bytes
 LEAST_BYTES = 64 << 10
 """Length in bytes of the shortest tensor that has a file: a process may not have many mappings."""
 _MMAP_THRESHOLD, _HEAP_BYTES = -3, 64 << 10  # the first from <malloc.h>
+_REMEDY = "free some, choose another disk with --run-dir, or set model.build = whole"
+
+
+def give_back_results() -> None:
+    """Give back the memory of results in this process, in place of keeping it between tensors.
+
+    To cast 16 tensors of 8 MiB to float16 kept 64 MiB.
+    """
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
 
 
 class FileMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -32,17 +41,15 @@ class FileMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         folder: Folder of the file system that has the files.
+        remedy: What helps where the disk has no room, for messages.
 
     Raises:
         CheckpointError: The disk has no room for a tensor; also in the code that makes it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, remedy: str = _REMEDY) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._folder = folder
-        # Memory of results is to be given back, and not kept as holes between what stays: to cast
-        # 16 tensors of 8 MiB to float16 kept 64 MiB.
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _HEAP_BYTES)
+        self._folder, self._remedy = folder, remedy
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,8 +88,8 @@ class FileMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except (OSError, RuntimeError) as error:
             flaw = error.strerror if isinstance(error, OSError) else error
             raise CheckpointError(
-                f"{self._folder} has no room for a tensor of {format_bytes(nbytes)}: {flaw}; free "
-                "some, choose another disk with --run-dir, or set model.build = whole"
+                f"{self._folder} has no room for a tensor of {format_bytes(nbytes)}: {flaw}; "
+                f"{self._remedy}"
             ) from error
         return moved
 

@@ -9,8 +9,7 @@ from flstream.errors import CheckpointError
 from flstream.model.composed import ComposedSource, Place, composed
 from flstream.model.digests import body_digest
 from flstream.model.dtypes import BY_CODE, torch_dtype
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.source import Source
 from flstream.text import brief_names
 

@@ -49,7 +49,7 @@ def folder_digest(folder: str, *, writeback: bool = False) -> str:
             with _about(entry.path), open(entry.path, "rb", buffering=0) as file:
                 content = hashlib.file_digest(file, xxhash.xxh3_128).digest()
                 if writeback:
-                    begin_writeback(file.fileno(), 0, 0)  # 0 bytes stand for all up to the end
+                    begin_writeback(file.fileno())
         elif entry.kind == b"l":
             # The bits of a link are of no meaning, and differ from system to system.
             content, bits = xxhash.xxh3_128(os.fsencode(os.readlink(entry.path))).digest(), 0

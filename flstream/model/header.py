@@ -11,20 +11,17 @@ import math
 import re
 from collections.abc import Container
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
+from flstream.model.layout import METADATA, TIED, Layout, TensorInfo, check_name
 from flstream.text import quotable
 
 # The limit of the safetensors library, checked before anything is allocated.
 MAX_HEADER_BYTES = 100_000_000
-METADATA = "__metadata__"
-"""Key of a header that names no tensor."""
-TIED = "flstream.tied"
-"""Key of the metadata for tied names, as JSON: {alias: name of the tensor}."""
 # The limit of NumPy. A peer may state any number.
 _MAX_DIMENSIONS = 64
 # What msgspec raises for text that is not of the type: for text that is not UTF-8 and for deep
@@ -47,52 +44,6 @@ _metadata_decoder = msgspec.json.Decoder(dict[str, str])
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"(\s*+:)?')
 
 
-class TensorInfo(NamedTuple):
-    """A tensor of a layout.
-
-    Attributes:
-        name: Key in the state dict.
-        dtype: Element type as a safetensors code, such as ``F32``.
-        shape: Dimensions; ``()`` for a scalar.
-        start: Offset in bytes of its first byte in the body.
-        stop: Offset in bytes after its last byte.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor in the body."""
-        return self.stop - self.start
-
-    @property
-    def elements(self) -> int:
-        """Number of elements; 1 for a scalar."""
-        return math.prod(self.shape)
-
-
-def check_name(name: object) -> None:
-    """Refuse a name of a tensor that a header cannot hold.
-
-    Raises:
-        LayoutError: The name is not a string of Unicode, or is reserved; the message has it.
-    """
-    if not isinstance(name, str):
-        raise LayoutError(f"{name!r} cannot name a tensor, since it is no string; rename it")
-    if name == METADATA:
-        raise LayoutError(f"a tensor is named {name!r}, which the format keeps; rename it")
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair: "\ud800"
-        raise LayoutError(
-            f"the name {name!r} is not a text of Unicode, so no header can carry it; rename it"
-        ) from error
-
-
 def header_length(prefix: bytes, available: int, origin: str) -> int:
     """Return the length of a file's JSON header, from the file's first 8 bytes."""
     if len(prefix) < 8:
@@ -106,10 +57,24 @@ def header_length(prefix: bytes, available: int, origin: str) -> int:
     return length
 
 
-def decode_header(
+def parse_header(
     text: bytes, origin: str, most: int | None = None
-) -> tuple[list[TensorInfo], dict[str, str], dict[str, str]]:
-    """Return a header's tensors, aliases and metadata: see ``layout.parse_header``."""
+) -> tuple[Layout, dict[str, str]]:
+    """Decode the JSON of a safetensors header, without its 8-byte length.
+
+    Args:
+        text: JSON in UTF-8, possibly padded with spaces.
+        origin: Name of the file or message, for messages.
+        most: Number of tensors that it may have; None for any.
+
+    Returns:
+        The layout, and the metadata that is not part of it.
+
+    Raises:
+        LayoutError: The header is not valid, names a tensor twice, has too many, or its tensors
+            overlap, leave a gap, do not match their shapes or are aliases of nothing; the message
+            names the tensor.
+    """
     if not text.strip():
         raise LayoutError(f"{origin} has a header with nothing in it")
     keys, fields = _keys(text), 1 + len(_TensorEntry.__struct_fields__)
@@ -135,7 +100,8 @@ def decode_header(
         if before.stop != after.start:
             flaw = "overlap" if after.start < before.stop else "leave a hole between them"
             raise LayoutError(f"{origin}: tensors {before.name!r} and {after.name!r} {flaw}")
-    return specs, _ties(metadata.pop(TIED, "{}"), entries, origin, most), metadata
+    ties = _ties(metadata.pop(TIED, "{}"), entries, origin, most)
+    return Layout(specs, ties), metadata
 
 
 def _spec(name: str, raw: msgspec.Raw, origin: str) -> TensorInfo:

@@ -17,14 +17,44 @@ import xxhash
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
-from flstream.model.header import MAX_HEADER_BYTES as MAX_HEADER_BYTES
-from flstream.model.header import METADATA, TIED, check_name, decode_header
-from flstream.model.header import TensorInfo as TensorInfo
 
 ALIGNMENT = 16
 """Divisor in bytes of every chunk's start, so that no element straddles two chunks."""
 # The body begins at a multiple of 64 bytes of the file: a mapped tensor is then aligned for SIMD.
 _BODY_ALIGNMENT = 64
+
+METADATA = "__metadata__"
+"""Key of a header that names no tensor."""
+TIED = "flstream.tied"
+"""Key of the metadata for tied names, as JSON: {alias: name of the tensor}."""
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of a layout.
+
+    Attributes:
+        name: Key in the state dict.
+        dtype: Element type as a safetensors code, such as ``F32``.
+        shape: Dimensions; ``()`` for a scalar.
+        start: Offset in bytes of its first byte in the body.
+        stop: Offset in bytes after its last byte.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in the body."""
+        return self.stop - self.start
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
 
 
 class TypeRun(NamedTuple):
@@ -244,6 +274,24 @@ class Layout:
         return len(text).to_bytes(8, "little") + text
 
 
+def check_name(name: object) -> None:
+    """Refuse a name of a tensor that a header cannot hold.
+
+    Raises:
+        LayoutError: The name is not a string of Unicode, or is reserved; the message has it.
+    """
+    if not isinstance(name, str):
+        raise LayoutError(f"{name!r} cannot name a tensor, since it is no string; rename it")
+    if name == METADATA:
+        raise LayoutError(f"a tensor is named {name!r}, which the format keeps; rename it")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair: "\ud800"
+        raise LayoutError(
+            f"the name {name!r} is not a text of Unicode, so no header can carry it; rename it"
+        ) from error
+
+
 def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
@@ -253,25 +301,3 @@ def _absent(name: str, layout: Layout) -> str:
     if name in layout.aliases:
         return f"tensor {name!r} is tied to {layout.aliases[name]!r}, which it is not in the model"
     return f"tensor {name!r} is missing"
-
-
-def parse_header(
-    text: bytes, origin: str, most_tensors: int | None = None
-) -> tuple[Layout, dict[str, str]]:
-    """Decode the JSON of a safetensors header, without its 8-byte length.
-
-    Args:
-        text: JSON in UTF-8, possibly padded with spaces.
-        origin: Name of the file or message, for messages.
-        most_tensors: Number of tensors that it may have; None for any.
-
-    Returns:
-        The layout, and the metadata that is not part of it.
-
-    Raises:
-        LayoutError: The header is not valid, names a tensor twice, has too many, or its tensors
-            overlap, leave a gap, do not match their shapes or are aliases of nothing; the message
-            names the tensor.
-    """
-    tensors, aliases, metadata = decode_header(text, origin, most_tensors)
-    return Layout(tensors, aliases), metadata

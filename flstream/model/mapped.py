@@ -35,7 +35,7 @@ _PAGE = np.dtype(np.uint64)
 _IN_USE, _OF_A_FILE = np.uint64(0b11 << 62), np.uint64(1 << 61)
 
 
-class MappedModel:
+class MappedModel(BufferSource):
     """A model in a private mapping of its checkpoint.
 
     Attributes:
@@ -57,7 +57,7 @@ class MappedModel:
                 raise CheckpointError(f"{origin} is no regular file, so it cannot be mapped")
             if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_PATH:
                 raise CheckpointError(f"{origin} was not opened to be read alone; open it so")
-            self.layout, _, self._body = header_of(fd, origin)
+            layout, _, self._start = header_of(fd, origin)
         except OSError as error:
             raise CheckpointError(f"{origin} cannot be read: {error.strerror}") from error
         try:
@@ -70,17 +70,14 @@ class MappedModel:
             )
         except (OSError, ValueError, OverflowError) as error:
             raise LayoutError(
-                f"a model of {format_bytes(self.layout.nbytes)} cannot be mapped: {error}; set "
+                f"a model of {format_bytes(layout.nbytes)} cannot be mapped: {error}; set "
                 "streaming.mode = pull, or allow the process more memory"
             ) from error
         self._memory = memory
         # Tensors made of this array keep it alive, and it the mapping.
         self._bytes = np.frombuffer(memory, np.uint8)
         self._address = int(self._bytes.ctypes.data)
-
-    def source(self) -> BufferSource:
-        """Return the model as a source, over the mapping."""
-        return BufferSource(self.layout, self._bytes[self._body :].data)
+        super().__init__(layout, self._bytes[self._start :].data)
 
     def tensors(self, framework: Framework) -> Params:
         """Return the tensors over the mapping, with all aliases.
@@ -96,7 +93,7 @@ class MappedModel:
         """
         tensors: dict[str, Any] = {}
         for spec in self.layout.tensors:
-            start = self._body + spec.start
+            start = self._start + spec.start
             tensor = over_bytes(self._bytes[start : start + spec.nbytes], spec, framework)
             if not spec.nbytes or (self._address + start) % ALIGNMENT:
                 tensor = tensor.copy() if framework == "numpy" else tensor.clone()
@@ -114,7 +111,7 @@ class MappedModel:
             entries = np.frombuffer(file.read(pages * _PAGE.itemsize), _PAGE)
             own = np.flatnonzero((entries & _IN_USE != 0) & (entries & _OF_A_FILE == 0))
             if len(own):
-                start = int(own[0]) * mmap.PAGESIZE - self._body
+                start = int(own[0]) * mmap.PAGESIZE - self._start
                 return max(start, 0), min(start + mmap.PAGESIZE, self.layout.nbytes)
         return None
 

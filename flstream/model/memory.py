@@ -12,8 +12,7 @@ import psutil
 from flstream.errors import LayoutError
 from flstream.model.composed import ComposedSource, Segments
 from flstream.model.dtypes import numpy_dtype, torch_dtype
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.tensor_view import TensorView, distinct_views
 from flstream.units import format_bytes
 

@@ -6,7 +6,7 @@ module's parameters side by side, so training code gets the tensors in the order
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
@@ -20,8 +20,8 @@ ORDER = "flstream.order"
 ValueT = TypeVar("ValueT")
 
 
-def order_of(layout: Layout, names: Iterable[str]) -> list[int]:
-    """Return the place of each name in a layout; nothing in the layout's own order.
+def order_text(layout: Layout, names: Iterable[str]) -> str:
+    """Return the place of each name in a layout, as text; empty in the layout's own order.
 
     Args:
         layout: Layout of the model.
@@ -29,21 +29,7 @@ def order_of(layout: Layout, names: Iterable[str]) -> list[int]:
     """
     places = {name: place for place, name in enumerate(layout.names)}
     order = [places[name] for name in names]
-    return [] if order == sorted(order) else order
-
-
-def names_in_order(layout: Layout, order: Sequence[int]) -> list[str] | None:
-    """Return the names at places; all in the layout's order if there are no places."""
-    names = layout.names
-    if order and sorted(order) != list(range(len(names))):
-        return None
-    return [names[place] for place in order] or names
-
-
-def order_text(layout: Layout, names: Iterable[str]) -> str:
-    """Return an order as text: see :func:`order_of`; empty where it is the layout's."""
-    order = order_of(layout, names)
-    return msgspec.json.encode(order).decode() if order else ""
+    return "" if order == sorted(order) else msgspec.json.encode(order).decode()
 
 
 def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[str, ValueT]:
@@ -54,7 +40,9 @@ def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[st
         layout: Layout of the model.
         text: As :func:`order_text` gives it. One that does not fit the layout gives no order.
     """
-    names = names_in_order(layout, _places(text)) or layout.names
+    names, places = layout.names, _places(text)
+    if sorted(places) == list(range(len(names))):
+        names = [names[place] for place in places]
     return {name: values[name] for name in names if name in values}
 
 

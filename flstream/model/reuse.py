@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody, empty_tensor, over_bytes
 
 # Smaller tensors come from the allocator: a process may not have many mappings of its own.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,7 @@ from flstream.errors import CheckpointError, ClientError, ModelError
 from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.mapped import ALIGNMENT, MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Source
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
     import torch
 
 PADDING = "flstream.padding."
+
+Held = Sequence[tuple[str, dict[str, Any]]]
+"""Names of a module's tensors, each with the dict that has it under the last part of the name."""
 
 
 def bases_folder() -> Path:
@@ -171,14 +173,14 @@ class SharedBase:
         metadata: Strings of the file.
 
     Args:
-        digest: Digest of the base.
+        path: Path of the file.
 
     Raises:
         CheckpointError: There is no such file, or it is not whole.
     """
 
-    def __init__(self, digest: str) -> None:
-        self._file = FileSource(base_file(digest))
+    def __init__(self, path: Path) -> None:
+        self._file = FileSource(path)
         self.metadata = self._file.metadata
         self._mapped = MappedModel(self._file.fd, str(self._file.path))
         tensors: Mapping[str, Any] = self._mapped.tensors("pytorch")
@@ -187,14 +189,15 @@ class SharedBase:
         }
         self._note_versions()
 
-    def fill(self, module: torch.nn.Module) -> None:
+    def fill(self, module: torch.nn.Module) -> Held:
         """Give a module the base's tensors, in the place of its own; parameters are frozen.
+
+        Returns:
+            Where they are in the module, for :meth:`refill`.
 
         Raises:
             ModelError: The module has other tensors; the message names one.
         """
-        from torch.nn import Parameter
-
         held = list(held_tensors(module))
         shapes = {name: tensor.shape for name, tensor, _ in held}
         if shapes != {name: tensor.shape for name, tensor in self._tensors.items()}:
@@ -209,12 +212,21 @@ class SharedBase:
                 f"the base is built with other tensors on torch's meta device, such as {names[0]}; "
                 "build the same on each device, with the same arguments"
             )
+        places = [(name, holder) for name, _, holder in held]
+        self.refill(places)
+        return places
+
+    def refill(self, held: Held) -> None:
+        """Give a module these tensors in the place of those of another base."""
+        from torch.nn import Parameter
+
         frozen: dict[int, Parameter] = {}
-        for name, tensor, holder in held:
-            value = self._tensors[name]  # of tied names, the same object
-            if isinstance(tensor, Parameter):
+        for name, holder in held:
+            value, key = self._tensors[name], name.rpartition(".")[2]  # of tied names, the same
+            old = holder[key]
+            if isinstance(old, Parameter):
                 value = frozen.setdefault(id(value), Parameter(value, requires_grad=False))
-            holder[name.rpartition(".")[2]] = value
+            holder[key] = value if old.is_meta else value.to(old.device, old.dtype)
 
     def restore(self) -> None:
         """Give the tensors the file's values again."""
@@ -250,7 +262,7 @@ class SharedBase:
         for spec in self._file.layout.tensors:
             start, stop = max(page[0], spec.start), min(page[1], spec.stop)
             if start < stop and not spec.name.startswith(PADDING):
-                before, now = bytearray(stop - start), self._mapped.source().in_place(start, stop)
+                before, now = bytearray(stop - start), self._mapped.in_place(start, stop)
                 self._file.read(start, stop, memoryview(before))
                 if bytes(now[0]) != before:
                     return spec.name

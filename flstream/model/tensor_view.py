@@ -4,8 +4,7 @@ One that is transposed, strided, expanded or reversed lies in memory in another 
 body. Ranges of it are gathered, which takes memory for the range and not for the tensor.
 
 Ranges of a tensor on another device, such as a GPU, are staged in host memory. This is the only
-place where bytes cross between devices. Nothing is handed on before the device has made its copies,
-as an event recorded behind them tells.
+place where bytes cross between devices. Nothing is handed on before the device has made its copies.
 
 Tied weights, names of one tensor, are one view: the tensor travels once and is tied on arrival.
 """
@@ -19,7 +18,7 @@ import numpy as np
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE, code_of
-from flstream.model.header import check_name
+from flstream.model.layout import check_name
 
 if TYPE_CHECKING:
     import torch
@@ -103,11 +102,10 @@ class TensorView:
         self.shape = tuple(tensor.shape)
         self.address = str(tensor.device), tensor.data_ptr()
         self.place = (self.address, self.shape, tensor.stride(), self.code)
-        # The device first does this thread's earlier work, such as a training.
-        wait_for_copies(tensor.device)
         plain = tensor.detach().resolve_conj().resolve_neg()
         self._on_device = plain.contiguous().reshape(-1).view(torch.uint8)
         self.nbytes = self._on_device.numel()
+        wait_for_work(tensor.device)
 
     def changed(self) -> str | None:
         """Return a sentence if torch has changed the tensor; None for a writable view."""
@@ -124,7 +122,7 @@ class TensorView:
             into[:] = self.data[start:stop]
             return
         if self._on_device is not None:
-            _copy(self._on_device[start:stop], _tensor_over(into))
+            host_tensor(into).copy_(self._on_device[start:stop])
             return
         # As integers: floats may lose the bits of a signalling NaN on their way.
         size = self._array.itemsize
@@ -139,7 +137,7 @@ class TensorView:
     def write(self, start: int, view: memoryview) -> None:
         """Copy bytes to another device, into the tensor from ``start`` on."""
         assert self._on_device is not None  # others are written to in place
-        _copy(_tensor_over(view), self._on_device[start : start + len(view)])
+        self._on_device[start : start + len(view)].copy_(host_tensor(view))
 
 
 def _plain(name: str, value: object) -> torch.Tensor:
@@ -208,24 +206,15 @@ def is_elsewhere(value: torch.Tensor) -> bool:
     return not (value.is_cpu or value.is_meta) and value.layout is torch.strided
 
 
-def _tensor_over(view: memoryview) -> torch.Tensor:
+def host_tensor(view: memoryview) -> torch.Tensor:
+    """Return bytes in host memory as a tensor; copies to or from it are over once they return."""
     import torch
 
     return torch.frombuffer(view, dtype=torch.uint8)
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    begin_copy(source, target)
-    wait_for_copies(source.device if source.device.type != "cpu" else target.device)
-
-
-def begin_copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Ask for a copy between devices, which may be made later."""
-    target.copy_(source, non_blocking=True)
-
-
-def wait_for_copies(device: torch.device) -> None:
-    """Wait until a device has done this thread's work, copies above all."""
+def wait_for_work(device: torch.device) -> None:
+    """Wait until a device has done this thread's work, such as a training."""
     import torch
 
     if device.type != "cpu":

@@ -59,15 +59,43 @@ class FilterType(StrEnum):
 
 
 def _aggregation(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"method": value}
     if isinstance(value, Mapping):
         return {"method": value.get("type"), "args": value.get("args", {})}
-    if not isinstance(value, str):
-        # NVFlare's aggregators see whole models of all sites.
+    if isinstance(value, type) or not callable(getattr(value, "combine", None)):
         raise ValueError(
             f"an object of {type(value).__name__}; write its rule as a class, and give its place, "
-            'such as "mine.py:Median"'
+            'such as "mine.py:Median", or an object of a class derived from ModelAggregator'
         )
-    return {"method": value}
+    return {"method": code_place(type(value)), "args": _constructor_arguments(value)}
+
+
+def form_of_updates(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments of an aggregator object that say what it is given, by a recipe's."""
+    form = {}
+    if str(values.get("params_transfer_type", "")).upper() == "DIFF":
+        form["params_type"] = "DIFF"
+    if values.get("server_expected_format") == ExchangeFormat.PYTORCH:
+        form["framework"] = "pytorch"
+    return form
+
+
+def _constructor_arguments(made: object) -> dict[str, Any]:
+    """Return the arguments that an object was made with, by its attributes of their names."""
+    args = {}
+    for name, parameter in signature(type(made).__init__).parameters.items():
+        if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        value = getattr(made, name, getattr(made, f"_{name}", parameter.default))
+        if value is parameter.empty:
+            raise ValueError(
+                f"an object of {type(made).__name__}, which a run makes anew, and which has no "
+                f"attribute {name} with that argument of its constructor; keep it as self.{name}"
+            )
+        if value is not parameter.default:
+            args[name] = value
+    return args
 
 
 def _sgd(optimizer: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,11 +155,13 @@ class RecipeArguments(TypedDict, total=False):
         learner: Class in place of a script, as ``"module:Class"`` or itself.
         launch_external_process: Whether ``command`` counts.
         command: Command that starts the script, such as ``"torchrun --nproc_per_node=2"``.
-        server_expected_format: Without effect; accepted for NVFlare's sake.
+        server_expected_format: Kind of arrays that an ``aggregator`` object is given; without
+            effect otherwise.
         framework: Kind of arrays that the script receives: ``pytorch`` or ``numpy``.
         per_site_config: Arguments of a site's own: by site, ``{"train_args": "--lr 0.2"}``.
         aggregator: Aggregation by its name, as ``{"type": "krum", "args": {"byzantine": 1}}``, or a
-            class of your own with the type ``"mine.py:Krum"``.
+            class of your own with the type ``"mine.py:Krum"``; or an object of a class that is
+            derived from NVFlare's ``ModelAggregator``.
         aggregation_weights: Factor of a site's weight in the mean, by site.
         exclude_vars: Regular expressions: a tensor in whose name one is found keeps its value.
         key_metric: Metric that decides which round was the best; empty for the default one.
@@ -170,7 +200,7 @@ class RecipeArguments(TypedDict, total=False):
     server_expected_format: ExchangeFormat
     framework: Annotated[ExchangeFormat, "train.exchange_format"]
     per_site_config: Mapping[str, Mapping[str, str | Mapping[str, Any]]]
-    aggregator: Annotated[str | Mapping[str, Any], "aggregation"]
+    aggregator: Annotated[Any, "aggregation"]
     aggregation_weights: Annotated[Mapping[str, float], "aggregation.weights"]
     exclude_vars: Annotated[str | Sequence[str], "aggregation.exclude"]
     key_metric: Annotated[str, "workflow.args.key_metric"]

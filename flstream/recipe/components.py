@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from flstream.errors import UsageError
 from flstream.recipe import arguments
@@ -16,18 +16,8 @@ _SECTIONS = {"metric": "workflow.args", "stage": "workflow.args"}
 _NOTHING: tuple[Any, ...] = (None, "", False)
 
 
-class Component(NamedTuple):
-    """Component for :meth:`~flstream.recipe.fed_job.FedJob.to_server`.
-
-    Attributes:
-        workflow: Type of the workflow that it is; empty for none.
-        arguments: Arguments of a recipe that it sets.
-        settings: Values that it sets, by the dotted names of keys.
-    """
-
-    workflow: str
-    arguments: dict[str, Any]
-    settings: dict[str, Any]
+class Component(dict[str, Any]):
+    """Arguments of a recipe that an object of NVFlare sets; ``config`` has most of them."""
 
 
 def component(name: str, *unnamed: Any, **values: Any) -> Component:
@@ -38,17 +28,19 @@ def component(name: str, *unnamed: Any, **values: Any) -> Component:
     """
     if unnamed:
         raise UsageError(f"{name} was given {unnamed[0]!r} without a name; name all arguments")
-    target = CLASSES[name]
+    target, config = CLASSES[name], dict[str, Any]()
     settings = dict(pair.split("=", 1) for pair in target.split() if "=" in pair)
-    made = Component(settings.pop("workflow", ""), {}, {})
+    if workflow := settings.pop("workflow", ""):
+        config["workflow.type"] = workflow
     for key, value in settings.items():
         if ":" not in key:  # a default array is not that of any job
-            _put(made, key, int(value) if value.isdigit() else value)
+            config[_job_key(key)] = int(value) if value.isdigit() else value
+    parts = Component(config=config)
     for argument, value in values.items():
-        rule = ARGUMENTS.get(f"{made.workflow}.{argument}", ARGUMENTS.get(argument))
+        rule = ARGUMENTS.get(f"{workflow}.{argument}", ARGUMENTS.get(argument))
         if not target or rule == "" or value in _NOTHING:
             continue
-        if rule is not None and rule.startswith("-") and "tracking.type" in made.settings:
+        if rule is not None and rule.startswith("-") and "tracking.type" in config:
             arguments.notice(f"{argument} of {name} was left out: {rule[2:]}")
             continue
         if rule is None or rule.startswith("-"):
@@ -56,19 +48,19 @@ def component(name: str, *unnamed: Any, **values: Any) -> Component:
             raise UsageError(f"{name}: {argument} is {value!r}: {reason}")
         key, _, converter = rule.partition(":")
         if converter in _OBJECTS:
-            made.arguments[_OBJECTS[converter]] = value
+            parts[_OBJECTS[converter]] = value
             continue
         convert: Callable[[Any], Any] = VALUES.get(
             converter, partial(arguments.converted, argument)
         )
         if (taken := convert(value)) is not None:
-            _put(made, key, taken)
-    return made
+            config[_job_key(key)] = taken
+    return parts
 
 
-def _put(made: Component, key: str, value: Any) -> None:
+def _job_key(key: str) -> str:
     first, _, rest = key.partition(".")
-    made.settings[f"{_SECTIONS[first]}.{rest}" if first in _SECTIONS else key] = value
+    return f"{_SECTIONS[first]}.{rest}" if first in _SECTIONS else key
 
 
 COMPONENTS: Mapping[str, Callable[..., Component]] = {

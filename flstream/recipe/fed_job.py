@@ -99,30 +99,18 @@ class FedJob:
         Raises:
             UsageError: There is no counterpart of it.
         """
-        self._add(obj, target, filter_type, tasks, clients)
-        return {"persistor_id": id or "persistor", "locator_id": "locator"}
-
-    def _add(
-        self,
-        obj: Any,
-        target: str,
-        filter_type: FilterType,
-        tasks: Sequence[str] | None,
-        clients: Sequence[str] | None,
-    ) -> None:
-        if isinstance(obj, Component):
-            self._add_component(obj)
-            return
         is_dict = isinstance(obj, Mapping) and all(isinstance(key, str) for key in obj)
         is_script = is_dict and "train_script" in obj
         site = None if target in arguments.PLACES else target
         is_misplaced = is_script if target == arguments.SERVER else site and not is_script
-        if is_misplaced:
+        if isinstance(obj, Component):
+            self._add_component(obj)
+        elif is_misplaced:
             raise UsageError(
                 f"{obj!r} cannot be added to {target}: sites have scripts, and all else is the "
                 "server's or of all sites"
             )
-        if is_dict and "type" in obj:
+        elif is_dict and "type" in obj:
             if clients is not None or not {"train", "*"} & {*(tasks or "*")}:
                 raise UsageError(
                     f"a filter is for the tasks {tasks} of {clients}; a job's filters are those of "
@@ -144,15 +132,16 @@ class FedJob:
                 f"a {kind.__module__}.{kind.__qualname__} has no counterpart in flstream.recipe, "
                 "and was not added to the job; docs/reference/recipe.md lists what has one"
             )
+        return {"persistor_id": id or "persistor", "locator_id": "locator"}
 
     def _add_component(self, component: Component) -> None:
-        workflow, settings = component.workflow, component.settings
-        if workflow in ("cross_site", "evaluate") and "type" in self._values["workflow"]:
+        settings = dict(component["config"])
+        kind = settings.pop("workflow.type", "")
+        if kind in ("cross_site", "evaluate") and "type" in self._values["workflow"]:
             args = {key.removeprefix("workflow.args."): settings[key] for key in settings}
-            self.append_workflow(workflow, args)
+            self.append_workflow(kind, args)
             return
-        self.set_arguments(component.arguments)
-        self.configure({**({"workflow.type": workflow} if workflow else {}), **settings})
+        self.set_arguments(component)
 
     @checked
     def to_server(self, obj: Any, id: str | None = None, **how: Any) -> Mapping[str, str]:
@@ -198,6 +187,8 @@ class FedJob:
                 what = f"{name} is {shortened(repr(value), 60)}"
                 raise UsageError(f"{owner}: {what}: {error}") from error
         converted = {name: value for name, value in converted.items() if value is not None}
+        if not isinstance(values.get("aggregator"), str | Mapping | None):
+            converted["aggregator"]["args"] |= arguments.form_of_updates(values)
         if not converted.pop("launch_external_process", False):
             converted.pop("command", None)
         if site is not None:

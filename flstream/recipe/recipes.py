@@ -64,26 +64,19 @@ class Recipe(FedJob):
         clients = {key: settings[key] for key in settings if key.startswith("clients.")}
         return self.write(Path(job_dir), clients)
 
-    def add_server_config(self, config: Mapping[str, Any]) -> None:
-        """Set keys of the job: see :meth:`~flstream.recipe.fed_job.FedJob.configure`."""
-        self.configure(config)
-
-    @checked
-    def add_client_config(
+    def add_server_config(
         self, config: Mapping[str, Any], clients: Sequence[str] | None = None
     ) -> None:
-        """Set keys of the job, which all sites share: see :meth:`add_server_config`."""
+        """Set keys of the job, which all sites share: see :meth:`configure`."""
         self.configure(config)
 
-    @checked
-    def add_client_file(self, file_path: str | Path, clients: Sequence[str] | None = None) -> None:
-        """Add a file to the job's folder, for all sites: see :meth:`to`."""
-        self.to_clients(file_path)
+    add_client_config = add_server_config
 
-    @checked
-    def add_server_file(self, file_path: str | Path) -> None:
-        """Add a file to the job's folder: see :meth:`to`."""
+    def add_server_file(self, file_path: str | Path, clients: Sequence[str] | None = None) -> None:
+        """Add a file to the job's folder, which all sites share: see :meth:`to`."""
         self.to_server(file_path)
+
+    add_client_file = add_server_file
 
     def add_decomposers(self, decomposers: Sequence[Any]) -> None:
         """Print that none is needed: tensors and plain values are known."""

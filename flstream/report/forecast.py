@@ -89,6 +89,9 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     if need.building is not None:
         taken = f", about {size(need.building.memory)} at a time" if need.building.memory else ""
         yield "built", f"{need.building.way}{taken}"
+        if need.building.frozen > need.model_bytes:
+            frozen = f"{size(need.building.frozen)} a worker, which model.base would share"
+            yield "frozen", frozen
     moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:

@@ -84,7 +84,7 @@ def on_common_places(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Value
     every = np.unique(np.concatenate([np.asarray(places, float) for places, _ in lines]))
     common = every[(begin <= every) & (every <= end)]
     if len(common) > _MOST_PLACES:
-        common = np.linspace(begin, end, _MOST_PLACES)
+        common = common[np.linspace(0, len(common) - 1, _MOST_PLACES).astype(int)]
     return [(common, np.interp(common, *line)) for line in lines]
 
 
@@ -110,9 +110,7 @@ def metric_charts(
     def curves(metric: Metric, group: RunGroup, place: int) -> list[Curve]:
         lines = [line for line in (points(index, metric) for index in group.runs) if line[0]]
         color, name = group.color, elide(group.label, _LABEL)
-        shared = lines
-        if len(lines) > 1:
-            shared = _within_all(lines) if axis == ROUNDS else on_common_places(lines)
+        shared = on_common_places(lines) if len(lines) > 1 else lines
         if len(lines) > 1 and len(shared[0][0]):
             places, means, _, _, deviations = band_of(shared)
             prefix = f"{name}, " if len(runs) > len(group.runs) else ""
@@ -142,16 +140,6 @@ def metric_charts(
             title = f"{metric.title}{over}"
             charts.append(curve_chart(title, own, axis.unit, "metric", x_title=axis.title))
     return charts
-
-
-def _within_all(lines: Sequence[tuple[Values, Values]]) -> list[tuple[Values, Values]]:
-    """Return lines from where the last of them begins to where the first one ends."""
-    begin, end = max(places[0] for places, _ in lines), min(places[-1] for places, _ in lines)
-    within: list[tuple[Values, Values]] = []
-    for places, values in lines:
-        own = [at for at, place in enumerate(places) if begin <= place <= end]
-        within.append(([places[at] for at in own], [values[at] for at in own]))
-    return within
 
 
 def site_charts(run: RunRecord) -> list[Chart]:

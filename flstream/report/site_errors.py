@@ -40,24 +40,17 @@ class SiteError(NamedTuple):
         return f"{brief_names(self.sites)}: {times}, last in round {self.last_round}"
 
 
-class ErrorList(NamedTuple):
-    """Errors below a title."""
-
-    title: str
-    errors: Sequence[SiteError]
-
-
-def error_lists(errors: Sequence[SiteError], failures: Sequence[SiteFailure]) -> list[ErrorList]:
-    """Return the list of errors, and that of sites that were not waited for or left, if any."""
+def error_lists(
+    errors: Sequence[SiteError], failures: Sequence[SiteFailure]
+) -> list[tuple[str, list[SiteError]]]:
+    """Return the errors, and the sites that were not waited for or left, each below a title."""
     lists = []
     for title, is_late in (("Failures", False), ("Late or away, not failed", True)):
         own = [failure.site for failure in failures if failure.late == is_late]
         if own:
             sites, times = counted(len(set(own)), "site"), counted(len(own), "time")
             title += f" ({sites}, {times}; summary.json has each reason)"
-            lists.append(
-                ErrorList(title, [it for it in errors if (it.kind != "failed") == is_late])
-            )
+            lists.append((title, [it for it in errors if (it.kind != "failed") == is_late]))
     return lists
 
 

@@ -68,7 +68,6 @@ class RoundRecord(msgspec.Struct):
         phases: Seconds of download, training, upload and fold, and checkpoint.
         evaluation: Seconds of all its evaluations.
         trained: Metrics that the sites reported with their updates.
-        scores: Metrics of its last evaluation; None if it had none.
         down: Transfers of models to the sites, evaluations included.
         up: Transfers of the updates.
         privacy: Privacy spent up to its end; None where the job is not private.
@@ -81,7 +80,6 @@ class RoundRecord(msgspec.Struct):
     phases: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     evaluation: float = 0.0
     trained: Metrics = {}
-    scores: Metrics | None = None
     down: Transfer = Transfer()
     up: Transfer = Transfer()
     privacy: PrivacySpent | None = None
@@ -122,18 +120,15 @@ class SiteRecord(msgspec.Struct):
 
 def run_started(job: Job) -> RunStarted:
     """Make the event of a job's start."""
-    clients, streaming = job.clients, job.streaming
-    is_numpy = job.train.exchange_format == "numpy"
-    size = streaming.np_download_chunk_size if is_numpy else streaming.tensor_download_chunk_size
-    is_native = streaming.mode == "native" or size == 0
+    clients, chunk_size = job.clients, job.streaming.chunk_size(job.train.exchange_format)
     return RunStarted(
         job=job.name,
         seed=job.seed,
         rounds=job.planned_rounds,
         clients=clients.count,
         names=clients.names or [],
-        mode="native" if is_native else streaming.mode,
-        chunk_size=0 if is_native else size,
+        mode=job.streaming.mode if chunk_size else "native",
+        chunk_size=chunk_size,
         workers=clients.worker_names if clients.workers < clients.count else [],
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
@@ -361,7 +356,7 @@ class History:
         record.down += event.down
         self.down += event.down
         if not event.received or event.site_metrics is None:
-            record.scores = self.scores[event.round] = event.metrics
+            self.scores[event.round] = event.metrics
         self.is_received = event.received
         if event.site_metrics is not None:
             if not event.sites:

@@ -18,6 +18,7 @@ from flstream.job import Job, JobError, render_job
 from flstream.job.hocon import read_hocon
 from flstream.job.imports import own_files
 from flstream.job.keys import WORKFLOW, leaves
+from flstream.job.load import FilesByKey, JobFile, JobFiles
 from flstream.job.values import render_value
 from flstream.runs.run_directory import RunDirectory
 
@@ -30,36 +31,6 @@ _FILE = re.compile(r'"/[^"]*\.py:')
 _READ_BYTES = 1 << 20
 # Digits of a digest in messages, enough to distinguish two files.
 _SHOWN = 12
-
-
-class JobFile(msgspec.Struct, frozen=True):
-    """A file's name and content.
-
-    Attributes:
-        name: Path relative to the folder of the file that the job file's key names.
-        bytes: Length in bytes.
-        digest: xxh3-128 digest of the content, 32 hexadecimal digits.
-    """
-
-    name: str
-    bytes: int
-    digest: str
-
-
-FilesByKey = Mapping[str, Sequence[JobFile]]
-"""Files by key of the job file: the file that the key names, then those that it imports."""
-
-
-class JobFiles(msgspec.Struct, frozen=True):
-    """Content of ``job.files.json``.
-
-    Attributes:
-        folder: Absolute path of the job's folder, in which its relative paths start.
-        files: The job's files by key.
-    """
-
-    folder: str
-    files: FilesByKey
 
 
 def files_of(job: Job) -> FilesByKey:

@@ -14,6 +14,9 @@ OPTIMIZER = "optimizer"
 CHANGES = "changes"
 """Name of the body with a model's changes from the one before it, as sites are sent them."""
 
+BASE = "base"
+"""Name of the body that is the base of an adapter, where it is no longer the job's."""
+
 _END = ".safetensors"
 _NAME = re.compile(
     r"round-(?P<round>[0-9]{4,18})(?:\.step-(?P<step>[0-9]{2,18}))?(?:\.(?P<body>[a-z_-]+))?"
@@ -82,4 +85,5 @@ def bodies_beside(model: ModelRecord) -> dict[str, str]:
     """Return the digests of the bodies beside a model, by name."""
     optimizer = {OPTIMIZER: model.optimizer_state} if model.optimizer_state else {}
     changes = {CHANGES: model.changes} if model.changes else {}
-    return {**model.bodies, **optimizer, **changes}
+    base = {BASE: model.base} if model.base else {}
+    return {**model.bodies, **optimizer, **changes, **base}

@@ -296,10 +296,10 @@ def _metrics(history: History) -> list[dict[str, Any]]:
     """Return the metrics of each round, after the initial model's if scored."""
     sites = history.facts.sites
     is_initial = 0 in history.scores or 0 in history.site_means
-    initial = [RoundRecord(0, scores=history.scores.get(0))] if is_initial else []
+    initial = [RoundRecord(0)] if is_initial else []
     tables = []
     for record in [*initial, *history.rounds]:
-        table: dict[str, Any] = {**(record.scores or {}), "round": record.number}
+        table: dict[str, Any] = {**history.scores.get(record.number, {}), "round": record.number}
         scored, columns = history.site_scores.get(record.number, ((), {}))
         scores = by_site([sites[number] for number in scored], columns)
         if scores:

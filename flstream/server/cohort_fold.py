@@ -169,7 +169,7 @@ class CohortFold:
                 _, digest = self.fold_sound(updates, partial(walk, optimization=draft.optimization))
             self._note_digest(digest)
             folded = time.monotonic()
-            record = self.store.finish(partial(draft.finish, digest), round_number)
+            record = self.store.finish(partial(draft.finish, digest), round_number, self.model)
         self.checkpoint = time.monotonic() - folded
         return record
 

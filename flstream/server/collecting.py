@@ -41,7 +41,9 @@ class ModelCollection:
     """Collects the models of sites, which may be replayed, and finds them again.
 
     A site's model lies in ``cross_site/models``. Where the training code submits none of its own,
-    it is a second name of the last model that the site sent, and takes no disk.
+    it is a second name of the last model that the site sent, and takes no disk. That is written as
+    it is folded, and not by the site to its own state, which is copied for each training and made
+    durable after it: with 512 MiB and two sites a round would take 2.4 s or more instead of 1.2 s.
     """
 
     def __init__(self, state: RunState) -> None:

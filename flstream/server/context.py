@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flstream.aggregation.rules import AggregationRule
 from flstream.codecs.chain import CodecChain, chain_of
-from flstream.errors import AbortedError
+from flstream.errors import AbortedError, MisfitError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.live_picture import LivePicture
@@ -66,6 +67,23 @@ class ServerContext:
         """
         workers = self.job.clients.worker_names
         return workers[self.job.clients.site_names.index(site) % len(workers)]
+
+    @property
+    def job_base(self) -> Path:
+        """File of the base of ``model.base``, which the sites share."""
+        from flstream.model.shared_base import base_file
+
+        if self.job.base is None:
+            raise MisfitError(
+                "run.merge() adds to a base, and the job has none; set model.base, or workflow."
+                "args.into = factors"
+            )
+        return base_file(self.job.base.digest)
+
+    @cached_property
+    def base_bytes(self) -> int:
+        """Size of the file of that base; 0 without one."""
+        return 0 if self.job.base is None else self.job_base.stat().st_size
 
     @cached_property
     def update_codecs(self) -> CodecChain:

@@ -56,6 +56,8 @@ class DiskPlan:
         combined: Size in bytes of the file with tensors that are combined in groups, 0 for none.
         bases: Most models of earlier rounds that sites still train from, where these would not be
             kept otherwise; each counts as one model.
+        merged_base: Size in bytes of the base beside each checkpoint that residuals were added to,
+            0 for none.
     """
 
     rounds: int
@@ -69,6 +71,12 @@ class DiskPlan:
     replicas: int = 0
     combined: int = 0
     bases: int = 0
+    merged_base: int = 0
+
+    @property
+    def checkpoint(self) -> int:
+        """Size of a checkpoint with what lies beside it, in bytes."""
+        return self.model + self.optimizer_state + self.merged_base
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -79,6 +87,7 @@ class DiskPlan:
         sizes = {
             "the next model": self.model,
             "the server optimizer's state": self.optimizer_state,
+            "the next base": self.merged_base,
             _counted(self.updates, "update") + " in waiting": self.updates * self.model,
             "the sum of updates and its successor": 2 * self.partial_sum,
             "tensors combined in groups": self.combined,
@@ -94,7 +103,7 @@ class DiskPlan:
         passing = self.updates + self.received + self.site_models + self.replicas + self.bases
         passing *= self.model
         passing += 2 * self.partial_sum + self.combined
-        return max(0, room - passing) // (self.model + self.optimizer_state)
+        return max(0, room - passing) // self.checkpoint
 
     def more_checkpoints(self, done: int, stored: int) -> int:
         """Most checkpoints that will exist at one time beyond those stored now.
@@ -172,7 +181,7 @@ def check_run(
     lasts, more = plan.lasts(room + present - states), plan.more_checkpoints(done, stored)
     if more <= lasts:
         return None
-    need = more * (plan.model + plan.optimizer_state)
+    need = more * plan.checkpoint
     state_words = f" and {format_bytes(states)} for states of the sites" if states else ""
     # Two more than keep exist at one time: the best one, and the one that is being written.
     fitting = lasts + stored - 2

@@ -52,6 +52,7 @@ class Evaluator:
         meta: bytes,
         order: str,
         joined: Sequence[str],
+        base: str,
     ) -> CentralScore:
         """Score a model.
 
@@ -62,6 +63,7 @@ class Evaluator:
             meta: Packed values that the evaluator finds in the model's ``meta``.
             order: Order of its tensors.
             joined: Names of the bodies beside it.
+            base: Path of the base that it is an adapter of; empty for the job's.
 
         Raises:
             SimulationError: The evaluator failed, or sent no metrics.
@@ -69,7 +71,16 @@ class Evaluator:
         job = self._context.job
         seed = site_seed(job.seed, EVALUATOR, model.version, "evaluate", 0)
         rounds, beside = job.planned_rounds, list(joined)
-        task = Task("evaluate", effect, model.round, rounds, meta=meta, order=order, joined=beside)
+        task = Task(
+            "evaluate",
+            effect,
+            model.round,
+            rounds,
+            meta=meta,
+            order=order,
+            joined=beside,
+            base=base,
+        )
         spec = TaskSpec(
             task,
             model=source,

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from flstream.aggregation.fold_rule import FoldRule, ServerStep, TensorFold
 from flstream.errors import CheckpointError, WorkflowError
-from flstream.job.bodies import MAIN
+from flstream.job.bodies import MAIN, RESIDUAL
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.digests import body_digest
+from flstream.model.joined import ZeroSource
 from flstream.model.source import Source
+from flstream.runs.model_files import BASE, body_file
 from flstream.runs.results import FoldResult
 from flstream.server.arguments import (
     check_adopted,
@@ -122,11 +124,55 @@ def store(state: RunState, model: Model, path: Path) -> Model:
         file, metadata = state.store.prepare(model, state.round), state.store.metadata
         write_checkpoint(file, source, metadata(model, state.round))
         optimizer = state.store.keep_state(model, file)
-        return None, state.store.finish(lambda: {MAIN: digest, **optimizer}, state.round)
+        beside = {MAIN: digest, **optimizer}
+        return None, state.store.finish(lambda: beside, state.round, model)
 
     done = state.journal.once("store", state.round, f"store({path.name})", arguments, do, NoneType)
     assert done.model is not None
     handle = state.store.add(done.model, done.number, is_verified=done.is_new)
+    state.received.add_model(done.model.version, model.version, [])
+    return handle
+
+
+def merge(state: RunState, model: Model) -> Model:
+    """Add a model's residual to its base; see :meth:`flstream.server.run.Run.merge`."""
+    check_model("merge", model)
+    state.check_round("merge")
+    store, own = state.store, state.store.own_bodies(model)
+    if RESIDUAL not in own:
+        raise WorkflowError(
+            "run.merge() was given a model without a residual beside it; begin with "
+            f"run.initial_model({RESIDUAL}=...)"
+        )
+
+    def do(number: int) -> tuple[None, ModelRecord]:
+        from flstream.aggregation.merged_base import Scaling, write_merged_base
+
+        context, bodies = state.context, store.bodies_of(model)
+        residual = bodies[RESIDUAL]
+        assert isinstance(residual, FileSource)
+        file = store.prepare(model, state.round)
+
+        def make_durable() -> dict[str, str]:
+            digests = store.keep_state(model, file)
+            base = FileSource(store.base_of(model) or context.job_base)
+            scaling = Scaling.of(context.run.export_files / "adapter_config.json")
+            digests[BASE] = write_merged_base(
+                body_file(file, BASE), base, residual, scaling, context.expect_on
+            )
+            for name, body in bodies.items():
+                source = ZeroSource(body.layout) if name == RESIDUAL else body
+                digests[name] = write_checkpoint(body_file(file, name), source, {})
+            context.run.publish(store.source(model).path, file)
+            return {MAIN: model.digest, **digests}
+
+        return None, store.finish(make_durable, state.round, model)
+
+    arguments = {"model": [model.version, model.digest]}
+    request = f"merge(model {model.version})"
+    done = state.journal.once("merge", state.round, request, arguments, do, NoneType)
+    assert done.model is not None
+    handle = store.add(done.model, done.number, is_verified=done.is_new, own=own)
     state.received.add_model(done.model.version, model.version, [])
     return handle
 

@@ -20,7 +20,14 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
 from flstream.runs.model_draft import ModelDraft, model_draft
-from flstream.runs.model_files import CHANGES, OPTIMIZER, bodies_beside, body_file, round_name
+from flstream.runs.model_files import (
+    BASE,
+    CHANGES,
+    OPTIMIZER,
+    bodies_beside,
+    body_file,
+    round_name,
+)
 from flstream.runs.retention import Retention
 from flstream.runs.run_directory import is_same_file, link_or_rename
 from flstream.runs.small_files import unused_name
@@ -182,7 +189,7 @@ class ModelStore:
 
     def scored(self, model: Model) -> Source:
         """A model as sites score it: with the server's own bodies, which are a part of it."""
-        own, beside = self.own_bodies(model), self._beside(model)
+        own, beside = self.own_bodies(model), self.bodies_of(model)
         if not own:
             return self.source(model)
         return join_bodies({MAIN: self.source(model), **{name: beside[name] for name in own}})
@@ -195,14 +202,14 @@ class ModelStore:
             LayoutError: A tensor is named like one of another body.
         """
         stored, source = self._models[model.version], self.source(model)
-        beside = self._beside(model)
+        beside = self.bodies_of(model)
         if not beside:
             return source
         if stored.joined is None:
             stored.joined = join_bodies({MAIN: source, **beside})
         return stored.joined
 
-    def _beside(self, model: Model) -> Mapping[str, Source]:
+    def bodies_of(self, model: Model) -> Mapping[str, Source]:
         """The bodies beside a model by name, verified once and kept open."""
         stored, layout = self._models[model.version], self.source(model).layout
         if stored.beside is None:
@@ -303,7 +310,7 @@ class ModelStore:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
         path = self.prepare(base, round_number)
-        beside = {body: source.layout for body, source in self._beside(base).items()}
+        beside = {body: source.layout for body, source in self.bodies_of(base).items()}
         return model_draft(
             path,
             {MAIN: self.source(base).layout, **beside},
@@ -338,7 +345,7 @@ class ModelStore:
             self._run.publish(file, path)
             return dict(digests)
 
-        return self.finish(make_durable, round_number)
+        return self.finish(make_durable, round_number, base)
 
     def metadata(self, base: Model, round_number: int) -> dict[str, str]:
         """Strings of the header of a model of a round that is made from another one."""
@@ -361,26 +368,38 @@ class ModelStore:
         _, step = self.next_record(round_number)
         path = self._run.step_checkpoint(round_number, step)
         if (round_number, step) not in self._written:
-            for taken in (path, *(body_file(path, body) for body in (OPTIMIZER, CHANGES, *bodies))):
+            for taken in (
+                path,
+                *(body_file(path, body) for body in (OPTIMIZER, CHANGES, BASE, *bodies)),
+            ):
                 self._set_aside(taken)
         return path
 
-    def finish(self, make_durable: Callable[[], dict[str, str]], round_number: int) -> ModelRecord:
+    def finish(
+        self, make_durable: Callable[[], dict[str, str]], round_number: int, parent: Model
+    ) -> ModelRecord:
         """Make a model that was written durable, and return what the journal is to say of it.
 
         Args:
             make_durable: Does so: see :meth:`flstream.runs.model_draft.ModelDraft.finish`.
             round_number: Its round.
+            parent: The model that it is made from, whose base it keeps unless it has a new one.
         """
         version, step = self.next_record(round_number)
+        path = self._run.step_checkpoint(round_number, step)
         # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
         self._context.emit(ModelWritten(round=round_number, step=step))
         self._written.add((round_number, step))
         self._made_here.add(version)
+        if base := self.record(parent).base:
+            self._run.publish(
+                body_file(self.path(self.record(parent)), BASE), body_file(path, BASE)
+            )
         beside = make_durable()
+        base = beside.pop(BASE, base)
         digest, state = beside.pop(MAIN), beside.pop(OPTIMIZER, "")
         changes = beside.pop(CHANGES, "")
-        return ModelRecord(round_number, version, step, digest, state, beside, changes)
+        return ModelRecord(round_number, version, step, digest, state, beside, changes, base)
 
     def hold(self, round_number: int, versions: Iterable[int]) -> None:
         """Keep models as long as the run may go back to the end of a round, or on from there.
@@ -514,6 +533,19 @@ class ModelStore:
             return {}
         self._run.publish(state, body_file(path, OPTIMIZER))
         return {OPTIMIZER: self._models[model.version].record.optimizer_state}
+
+    def base_of(self, model: Model) -> Path | None:
+        """Path of the base of an adapter, verified once; None where it is still the job's.
+
+        Raises:
+            UnsoundModelError: It is damaged or gone.
+        """
+        stored = self._models[model.version]
+        return self._body(stored, BASE).path if stored.record.base else None
+
+    def base_name(self, model: Model) -> str:
+        """Path of that base as a task has it; empty where it is the job's."""
+        return str(self.base_of(model) or "")
 
     def changes_of(self, model: Model) -> FileSource | None:
         """The encoded changes of a model from the one before it, verified once; None for none.

@@ -189,7 +189,7 @@ def _check_disk(
     done = newest[-1].round if newest else 0
     layout = store.layout(newest[-1] if newest else initial)
     warning = check_run(
-        plan_disk(job, layout, job.sample_size, context.programs),
+        plan_disk(job, layout, job.sample_size, context.programs, base_bytes=context.base_bytes),
         context.run.path,
         done=done,
         stored=len(context.run.stored_rounds),

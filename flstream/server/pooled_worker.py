@@ -194,7 +194,7 @@ class PooledWorker:
         # The launcher kills a process that does not end by itself; the model is final.
         with suppress(FlstreamError):
             handle.control.send(Stop())
-            handle.await_goodbye(seconds)
+            handle.await_end(seconds)
         handle.close()
 
     def end(self) -> WorkerHandle | None:

@@ -196,6 +196,7 @@ class ProgramOutline(msgspec.Struct):
         reads: Whether it reads updates before they are folded, which then wait in files.
         bodies: Names of the bodies that it begins with beside its model.
         combines: Whether its folds combine groups of whole tensors.
+        merges: Whether it adds residuals to the base, of which each model then has its own.
         in_flight: Most trainings that are in flight at a time.
         waiting: Most trainings whose updates may wait at a time, those in flight too.
         own: Functions of the shapes of those that are the server's own, by name; of a user's own
@@ -221,6 +222,7 @@ class ProgramOutline(msgspec.Struct):
     has_replicas: bool = False
     parts: list[tuple[int, dict[str, list[Any]]]] = []
     combines: bool = False
+    merges: bool = False
     in_flight: int = 0
     waiting: int = 0
     misfit: str = ""

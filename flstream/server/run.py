@@ -605,6 +605,26 @@ class Run:
 
         return model_effects.store(self._state, model, Path(path))
 
+    @uncatchable
+    def merge(self, model: Model) -> Model:
+        """Add the residual beside an adapter to its base, and begin with none again.
+
+        The base is a new file beside the model, of the size of the base. Sites get the adapter
+        around it from ``flare.base_model()``, whose modules follow as they receive a model.
+
+        Args:
+            model: A model with a body ``residual``, as ``run.initial_model(residual=...)`` makes
+                it; its factors are of an adapter of PEFT around ``model.base``.
+
+        Raises:
+            WorkflowError: The model has no residual.
+            LayoutError: The adapter is none of PEFT, or not around the base.
+            CheckpointError: The disk has no room for the base.
+        """
+        from flstream.server import model_effects  # imports NumPy
+
+        return model_effects.merge(self._state, model)
+
     def save(self, update: Update, path: str | Path) -> None:
         """Write what an update makes of the model that it was trained from to a file.
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from flstream.model.checkpoint import FileSource
 from flstream.model.order import ORDER
 from flstream.model.source import Source
@@ -285,13 +287,15 @@ class ScoringEffects:
     ) -> TaskSpec:
         context, store = self._state.context, self._state.store
         total, order = context.job.planned_rounds, source.metadata.get(ORDER, "")
-        lossy, hosts, joined = None, list[str](), list[str]()
+        lossy, hosts, joined, base = None, list[str](), list[str](), ""
         scored: Source = source
         if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
             lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
             scored, joined = store.scored(model), list(store.own_bodies(model))
+            base = store.base_name(model)
+        task = Task("evaluate", effect, number, total, meta=meta, order=order, joined=joined)
         return TaskSpec(
-            Task("evaluate", effect, number, total, meta=meta, order=order, joined=joined),
+            structs.replace(task, base=base),
             model=scored,
             sites=tasks,
             name=model.digest,
@@ -338,7 +342,8 @@ class ScoringEffects:
             return None
         store, order = self._state.store, source.metadata.get(ORDER, "")
         own = store.own_bodies(model)
-        return evaluator.score(model, store.scored(model), number, meta, order, own)
+        base = store.base_name(model)
+        return evaluator.score(model, store.scored(model), number, meta, order, own, base)
 
     def _result(
         self,

@@ -110,6 +110,7 @@ def plan_disk(
     cohort: int,
     programs: Sequence[ProgramOutline],
     plan: TaskPlan | None = None,
+    base_bytes: int = 0,
 ) -> DiskPlan:
     """Plan the disk space of a run.
 
@@ -119,6 +120,7 @@ def plan_disk(
         cohort: Number of sites that train in a round.
         programs: What its workflows do.
         plan: Plan of their task; None for that of a task whose updates are folded as they come.
+        base_bytes: Size of the base that the sites share; 0 without one.
     """
     rule = rule_for(job.aggregation)
     if plan is None:
@@ -154,6 +156,7 @@ def plan_disk(
         replicas=_replicas(job, programs),
         combined=layout.nbytes if plan.combines else 0,
         bases=0 if job.checkpoints.keep == "all" else in_flight,
+        merged_base=base_bytes if any(program.merges for program in programs) else 0,
     )
 
 

@@ -34,7 +34,7 @@ from flstream.server.updates import (
 )
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
-from flstream.streaming.settings import limits_for_updates, stream_settings
+from flstream.streaming.settings import stream_settings
 from flstream.telemetry.events import (
     LateReceived,
     SitePhaseChanged,
@@ -368,7 +368,6 @@ class TaskRun:
                 return files.take(answer, place)
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
-                worker.up.limits = limits_for_updates(self.spec.model.layout)
                 remote = RemoteUpdate(answer, worker, token, settings, form)
                 return remote if files is None else files.fetch(remote)
         raise AssertionError("an answer without an update was refused")

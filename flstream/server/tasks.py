@@ -13,8 +13,6 @@ from msgspec.structs import replace
 from flstream.codecs.chain import UpdateForm
 from flstream.errors import ChannelClosedError
 from flstream.model.checkpoint import FileSource
-from flstream.model.layout import Layout
-from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.server.collector import UNLIMITED, TaskWaits
 from flstream.server.context import ServerContext
@@ -22,10 +20,8 @@ from flstream.server.site_queue import SiteBatch
 from flstream.server.worker_handle import WorkerHandle
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.download import MOST_EAGER_BYTES
-from flstream.streaming.refs import Delivery, Ref
+from flstream.streaming.refs import Delivery
 from flstream.worker.messages import (
-    LAYOUT,
-    MODEL,
     Late,
     Offered,
     SiteTask,
@@ -57,19 +53,12 @@ class ModelOffer(NamedTuple):
         host: The offer of another worker; None where it is the server's.
         delivery: What the worker was sent so far; nothing is known of what a peer sends.
         is_mapped: Whether the worker is to map the model's checkpoint.
-        layout: Token of the model's layout, where what is offered is its encoded form; else empty.
     """
 
     token: bytes
     host: Offered | None
     delivery: Delivery
     is_mapped: bool = False
-    layout: bytes = b""
-
-
-def offered_bodies(offer: ModelOffer) -> dict[str, bytes]:
-    """Return the tokens of an offer by the names of their bodies."""
-    return {MODEL: offer.token, **({LAYOUT: offer.layout} if offer.layout else {})}
 
 
 def offers_by_server(
@@ -88,24 +77,13 @@ def offers_by_server(
         encoder: What makes its frames smaller; None for nothing.
         coded: Its form under a codec with a loss, which is sent in its place; None for none.
     """
-    service = context.service
-    refs: list[Ref] = []
-    layout = b""
+    sent, decoded = (model, None) if coded is None else (coded, model.layout)
+    ref = context.service.offer(sent, [worker.receiver], encoder=encoder, decoded=decoded)
     try:
-        sent = model if coded is None else coded
-        if coded is not None:
-            # Of its encoded form, names alone are the model's.
-            header = memoryview(model.layout.plain_header[8:])
-            blob = BufferSource(Layout.of([(LAYOUT, "U8", (len(header),))]), header)
-            refs.append(service.offer(blob, [worker.receiver]))
-            layout = refs[0].token
-        ref = service.offer(sent, [worker.receiver], encoder=encoder)
-        refs.append(ref)
         delivery = ref.deliveries[worker.receiver]
-        yield ModelOffer(ref.token, None, delivery, is_mapped(context, sent), layout)
+        yield ModelOffer(ref.token, None, delivery, is_mapped(context, sent))
     finally:
-        for ref in refs:
-            ref.abort("the task is over")
+        ref.abort("the task is over")
 
 
 @dataclass(frozen=True)
@@ -205,7 +183,7 @@ class TaskSpec:
         parts = self.task.parts
         return replace(
             self.task,
-            bodies=offered_bodies(offer),
+            token=offer.token,
             model=self.name,
             sites=[self.sites[site] for site in sites],
             host=offer.host,
@@ -270,7 +248,7 @@ class LateTensors:
         tensors, changes = self._tensors
         coded = lossy.encode(tensors) if changes is None and lossy is not None else changes
         self._offers = offers_by_server(self._context, tensors, worker, coded=coded)
-        bodies = offered_bodies(next(self._offers))
-        late = Late(self._spec.task.effect, bodies, are_changes=changes is not None)
+        token = next(self._offers).token
+        late = Late(self._spec.task.effect, token, are_changes=changes is not None)
         with suppress(ChannelClosedError):  # whoever waits for its answer learns of its end
             worker.control.send(late)

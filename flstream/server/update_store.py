@@ -83,7 +83,9 @@ class UpdateStore:
         base, number = self._store.joined(training.base), training.round
         collector = training.collector()
         collector.check_size()
-        disk = plan_disk(context.job, base.layout, len(cohort), context.programs, plan)
+        disk = plan_disk(
+            context.job, base.layout, len(cohort), context.programs, plan, context.base_bytes
+        )
         if training.is_started:  # what others need is there, or was checked as they were started
             disk = dataclasses.replace(disk, updates=len(cohort), bases=0)
         check_round(
@@ -441,6 +443,7 @@ class UpdateStore:
             parts=parts,
             # What is folded as it comes is updates alone.
             needs_update=not (training.is_asked and is_read),
+            base=self._store.base_name(training.base),
         )
         changes, following = self._changes(training)
         return TaskSpec(

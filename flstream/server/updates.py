@@ -20,7 +20,8 @@ from flstream.model.checkpoint import FileSink, FileSource
 from flstream.model.copy import copy
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import BodyDigest, body_digest
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord
@@ -145,10 +146,8 @@ class RemoteUpdate(CollectedUpdate):
         def check(layout: Layout) -> None:
             check_fits(answer, layout, form)
 
-        decoder = form.decoder_for
-        self._remote = RemoteBody(
-            answer.site, worker.up, token, settings, self.same, check, decoder
-        )
+        where = answer.site, worker.up, token, settings
+        self._remote = RemoteBody(*where, self.same, check, form.decoder)
 
     @property
     def small(self) -> None:
@@ -268,8 +267,8 @@ class UpdateFiles:
             update.token,
             settings,
             digests=settings.reuse and update.same is not None,
-            decoder_for=update.form.decoder_for,
         ) as remote:
+            remote.decoder = update.form.decoder(remote.layout)
             check_fits(answer, remote.layout, update.form)
             with self._sink(path, remote.layout) as sink:
                 if update.same is not None:

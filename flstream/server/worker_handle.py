@@ -19,10 +19,11 @@ from flstream.errors import (
 )
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
+from flstream.streaming.settings import RUN_LIMITS
 from flstream.telemetry.events import Emit, ProcessEnded, ProcessReady, SiteLog
 from flstream.transport.channel import SMALL_BUFFER, AbortSignal, Channel, is_hung_up
 from flstream.transport.messages import MessageChannel
-from flstream.worker.messages import Failed, FromWorker, Goodbye, Logged, Ready
+from flstream.worker.messages import Failed, FromWorker, Logged, Ready, Stop
 
 if TYPE_CHECKING:
     from flstream.server.peer_link import PeerLink
@@ -78,7 +79,9 @@ class WorkerHandle:
         )
         reads = process.ends.are_local and is_direct and not is_linked
         # Of a process of the same user, which may look into this one's memory by other means, too.
-        self.up = Receiver(Channel(process.ends.up, name, direct=reads), name, abort)
+        self.up = Receiver(
+            Channel(process.ends.up, name, direct=reads), name, abort, limits=RUN_LIMITS
+        )
         self._peers: PeerLink | None = None
         self._lock = threading.Lock()
         self.ready = False
@@ -121,7 +124,7 @@ class WorkerHandle:
                 message = self._take(_END_SECONDS)
                 if isinstance(message, Failed):
                     # It failed after it had answered, so its answer counts.
-                    self.await_goodbye(_END_SECONDS)
+                    self.await_end(_END_SECONDS)
                     raise WorkerLostError(message.reason)
         except (AbortedError, SimulationError, WorkerLostError):
             raise
@@ -176,7 +179,7 @@ class WorkerHandle:
                     SiteLog(round=number, site=site, key=key, value=value, step=step, text=text)
                 )
                 return None
-            case Goodbye(peak_rss):
+            case Stop(peak_rss):
                 self._emit(ProcessEnded(process=self.name, peak_rss=peak_rss))
                 raise WorkerLostError(
                     "its script ended before the run did; loop while is_running() is true"
@@ -192,7 +195,7 @@ class WorkerHandle:
                     return message
         return None
 
-    def await_goodbye(self, seconds: float) -> None:
+    def await_end(self, seconds: float) -> None:
         """Wait until the worker has ended, for at most ``seconds``."""
         deadline = monotonic() + seconds
         with suppress(WorkerLostError):

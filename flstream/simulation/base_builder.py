@@ -46,8 +46,6 @@ from flstream.model.shared_base import (
     locked,
     write_base,
 )
-from flstream.simulation.builders import SHOWN
-from flstream.simulation.child import redirect_output
 from flstream.telemetry.events import BaseReady
 from flstream.worker.user_code import prepare_imports
 
@@ -80,18 +78,6 @@ def built_here(job: Job) -> BaseReady:
         return _ready(digest, layout)
 
 
-def build_for_node(job: Job, log: Path) -> None:
-    """Build a job's base on a node of a cluster, where it has to be the server's."""
-    redirect_output(log)
-    assert job.base is not None
-    own, expected = built_here(job).digest, job.base.digest
-    if own != expected:
-        raise ModelError(
-            f"this node builds the base {own[:SHOWN]}, and the server {expected[:SHOWN]}; "
-            "install the same libraries, and put the same files on all nodes"
-        )
-
-
 def _ready(digest: str, layout: Layout) -> BaseReady:
     with suppress(OSError):  # another user's file
         os.utime(base_file(digest))  # by which people find those that no run uses any more
@@ -101,8 +87,9 @@ def _ready(digest: str, layout: Layout) -> BaseReady:
 
 def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     """Build a base with its weights, and write its file."""
-    from flstream.model.file_memory import FileMemory
+    from flstream.model.file_memory import FileMemory, give_back_results
 
+    give_back_results()
     seed_everything(seed)
     try:
         with FileMemory(bases_folder()):
@@ -119,7 +106,7 @@ def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
     metadata = described(section, module)
     digest, layout = write_base(module, metadata)
     # What no site could build is found here.
-    SharedBase(digest).fill(meta_module(section, metadata))
+    SharedBase(base_file(digest)).fill(meta_module(section, metadata))
     return digest, layout
 
 

@@ -30,7 +30,7 @@ from flstream.telemetry.events import SERVER
 from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
 from flstream.transport.messages import MessageChannel
-from flstream.worker.messages import Failed, Goodbye, ToWorker
+from flstream.worker.messages import Failed, Stop, ToWorker
 from flstream.worker.run_script import last_line, script_words
 from flstream.worker.user_code import CodeFailure, enter_work_folder
 from flstream.worker.worker_info import WorkerInfo
@@ -81,7 +81,7 @@ def run_command(info: WorkerInfo, end: WorkerSockets) -> None:
         prefix=temporary_prefix(os.getppid()), ignore_cleanup_errors=True
     ) as folder:
         Path(folder, INFO).write_bytes(pickle.dumps(info))
-        message: Failed | Goodbye
+        message: Failed | Stop
         try:
             message = _last_message(words, threads, Path(folder), end)
         except SimulationError as error:
@@ -91,7 +91,7 @@ def run_command(info: WorkerInfo, end: WorkerSockets) -> None:
     report(end, message)
 
 
-def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
+def report(end: WorkerSockets, message: Failed | Stop) -> None:
     """Send the server a worker's last message; no one else may use the socket after."""
     control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
     with suppress(FlstreamError):  # a server that is gone does not need it
@@ -100,7 +100,7 @@ def report(end: WorkerSockets, message: Failed | Goodbye) -> None:
 
 def _last_message(
     words: Sequence[str], threads: int, folder: Path, end: WorkerSockets
-) -> Failed | Goodbye:
+) -> Failed | Stop:
     """Run a command; return the worker's last message, with the cause of its end."""
     # Earlier output of a site does not explain the end of its command.
     log_start = _LOG.stat().st_size
@@ -140,7 +140,7 @@ def _last_message(
         return Failed("", 0, "; ".join(reasons) + at_limit, first.exit_code)
     peaks = [script.peak_rss for script in ends if not script.rank]
     if peaks and not code:
-        return Goodbye(peaks[0])
+        return Stop(peaks[0])
     if end.down.fileno() >= 0:  # which rank 0 has otherwise
         reason = "train.command has ended before it started the script"
     elif peaks:

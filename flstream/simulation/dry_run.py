@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import rule_for
-from flstream.engines.child_process import EndedProcessError
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
@@ -42,7 +42,6 @@ from flstream.server.model_store import ModelStore
 from flstream.server.program_view import ProgramOutline
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
-from flstream.simulation.process_call import ProcessCall
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
 from flstream.worker.meta import sent_names
@@ -122,11 +121,12 @@ class _DryJournal:
                 outline.scored += len(sites)
                 result = ScoreResult({}, {}, {}, {self._key_metric: [0.0] * len(sites)})
                 self._add(f"score at {_counted(sites)}")
-            case "store":
+            case "store" | "merge":
                 step = self._models.get(round_number, 0)
                 self._models[round_number] = step + 1
                 model = ModelRecord(round_number, sum(self._models.values()), step, "")
-                self._add("store")
+                outline.merges |= kind == "merge"
+                self._add(kind)
             case "remember":
                 result = b""
             case "report":

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import flstream
 from flstream.client.seeding import seed_everything
 from flstream.debugging import code_failed
-from flstream.errors import FlstreamError, ModelError, UsageError
+from flstream.errors import FlstreamError, LayoutError, ModelError, UsageError
 from flstream.job import ModelSection
 from flstream.job.code import load, make
+from flstream.model.checkpoint import unnamed_file
 from flstream.model.composed import arranged
 from flstream.model.dtypes import code_of
 from flstream.model.layout import Layout
@@ -23,6 +24,9 @@ from flstream.model.source import Source
 from flstream.model.tensor_view import find_ties
 from flstream.simulation.export_files import MadeModel
 from flstream.text import MOST_OF_AN_ERROR, shortened
+
+if TYPE_CHECKING:
+    from flstream.simulation.module_init import ModuleByModule
 
 # The folder of this package, none of whose lines is to blame for what a factory raises.
 _PACKAGE = str(Path(flstream.__file__).parent)
@@ -49,18 +53,54 @@ class FactoryModel(NamedTuple):
     memory: int
 
 
-def filed_model(model: ModelSection, seed: int, folder: Path) -> FactoryModel:
-    """Call a factory whose tensors lie in files of a folder: the bits are those of a whole model.
+def factory_model(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
+    """Call a factory for a model with bytes, which has the same bits in files and in memory.
+
+    Args:
+        model: The section of the job file.
+        seed: Seed of the job.
+        build: ``whole`` for a model in memory, ``auto`` for one whose tensors lie in files, or
+            ``by_module``.
+        folder: Folder of the files.
 
     Raises:
         ModelError: The factory fails, or its result is no model.
         LayoutError: A tensor cannot be streamed.
         CheckpointError: The disk has no room for a tensor.
     """
-    # Imported here, as torch is.
-    from flstream.model.file_memory import FileMemory
+    if build == "whole":
+        return _as_made(*_call(model, seed, nullcontext()))
+    if build == "auto":
+        # Imported here, as torch is.
+        from flstream.model.file_memory import FileMemory, give_back_results
 
-    return in_files(_as_made(*_call(model, seed, FileMemory(folder))))
+        give_back_results()
+        return in_files(_as_made(*_call(model, seed, FileMemory(folder))))
+    outline, modules = _by_module(model, seed)
+    file = unnamed_file(outline.layout, folder)
+    modules.write(file)
+    return outline._replace(weights=file)
+
+
+def factory_outline(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
+    """Call a factory for a model without bytes if that is possible; see :func:`factory_model`."""
+    if build == "by_module":
+        return _by_module(model, seed)[0]
+    try:
+        built = meta_model(model, seed)
+    except LayoutError:
+        raise
+    except Exception:  # of the user's code, which another device may suit
+        return factory_model(model, seed, build, folder)
+    return in_files(built) if build == "auto" else built
+
+
+def _by_module(model: ModelSection, seed: int) -> tuple[FactoryModel, ModuleByModule]:
+    from flstream.simulation.module_init import ModuleByModule
+
+    outline = meta_model(model, seed)
+    modules = ModuleByModule(outline, seed)
+    return outline._replace(way="module by module", memory=modules.peak), modules
 
 
 def in_files(built: FactoryModel) -> FactoryModel:
@@ -72,16 +112,6 @@ def in_files(built: FactoryModel) -> FactoryModel:
     sizes = [spec.nbytes for spec in built.layout.tensors]
     memory = sum(size for size in sizes if size < LEAST_BYTES) + max(sizes, default=0)
     return built._replace(way="in files", memory=min(memory, built.layout.nbytes))
-
-
-def whole_model(model: ModelSection, seed: int) -> FactoryModel:
-    """Call a factory; the model is in memory as a whole.
-
-    Raises:
-        ModelError: The factory fails, or its result is no model.
-        LayoutError: A tensor cannot be streamed.
-    """
-    return _as_made(*_call(model, seed, nullcontext()))
 
 
 def meta_model(model: ModelSection, seed: int) -> FactoryModel:
@@ -98,7 +128,11 @@ def meta_model(model: ModelSection, seed: int) -> FactoryModel:
         return _as_made(result, state)
     if not all(getattr(value, "is_meta", False) for value in state.values()):
         raise ModelError("some of its tensors are not on the meta device")
-    layout = _layout(state, lambda name: place_of(state[name]))
+    entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}
+    filled = [name for name in state if state[name].nbytes]
+    ties = find_ties({name: (place_of(state[name]), *entries[name]) for name in filled})
+    own = ((name, *entry) for name, entry in entries.items() if name not in ties)
+    layout = Layout.of(own, ties)
     return FactoryModel(layout, result, None, WHOLE, layout.nbytes)
 
 
@@ -116,14 +150,6 @@ def _as_made(result: MadeModel, state: Mapping[str, Any] | None) -> FactoryModel
         return FactoryModel(source.layout, result, source, "range by range", 0)
     body = MemoryBody.of(state)
     return FactoryModel(body.layout, result, body, WHOLE, body.layout.nbytes)
-
-
-def _layout(state: Mapping[str, Any], place: Callable[[str], object]) -> Layout:
-    """Return the layout of tensors without bytes, each with a key of its elements."""
-    entries = {name: (code_of(value, name), tuple(value.shape)) for name, value in state.items()}
-    filled = [name for name in state if state[name].nbytes]
-    ties = find_ties({name: (place(name), *entries[name]) for name in filled})
-    return Layout.of(((name, *entry) for name, entry in entries.items() if name not in ties), ties)
 
 
 def _call(

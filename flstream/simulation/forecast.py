@@ -30,7 +30,6 @@ from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.task_plan import plan_disk, plan_task
 from flstream.simulation.fleet import FleetFacts, fleet_facts
-from flstream.streaming.settings import stream_settings
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -60,10 +59,13 @@ class Building(NamedTuple):
     Attributes:
         way: How its bytes are made, such as ``in files``.
         memory: Most bytes of the model in memory at a time.
+        frozen: Bytes of the factory's module that are neither exchanged nor of a shared base, such
+            as what lies below an adapter; each worker holds them, too.
     """
 
     way: str
     memory: int
+    frozen: int = 0
 
 
 @dataclass(frozen=True)
@@ -183,9 +185,10 @@ def forecast(
     beside = {name: body.layout for name, body in {**sent, **own}.items()}
     whole = joint_layout({MAIN: layout, **beside}) if beside else layout
     update_bytes = _update_bytes(job, layout) + sum(body.layout.nbytes for body in sent.values())
-    chunk_size = stream_settings(job, job.train.exchange_format).chunk_size
+    chunk_size = job.streaming.chunk_size(job.train.exchange_format)
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
     worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
+    worker += 0 if building is None else building.frozen
     if not chunk_size:  # the server serialises a model for each worker, and for a file
         server, worker = server + (workers + 1) * whole.nbytes, worker + whole.nbytes
     local_processes = (workers if job.engine.is_local else 0) + job.is_scored_centrally
@@ -205,9 +208,8 @@ def forecast(
     task = None
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
-    plan = plan_disk(job, whole, trained or cohort, programs, task)
-    checkpoint = plan.model + plan.optimizer_state
-    passing = sum(plan.of_a_round.values()) - checkpoint
+    plan = plan_disk(job, whole, trained or cohort, programs, task, base_bytes)
+    passing = sum(plan.of_a_round.values()) - plan.checkpoint
     kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     need = Forecast(
         imports=imports,
@@ -221,7 +223,7 @@ def forecast(
         worker_bytes=worker,
         total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base_bytes,
         disk_bytes=plan.model
-        + plan.more_checkpoints(0, 1) * checkpoint
+        + plan.more_checkpoints(0, 1) * plan.checkpoint
         + passing
         + kept * layout.nbytes,
         kept_bytes=kept * layout.nbytes,
@@ -282,7 +284,7 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        plan = plan_disk(job, layout, job.sample_size, need.programs)
+        plan = plan_disk(job, layout, job.sample_size, need.programs, base_bytes=need.base_bytes)
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model - need.kept_bytes) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"

@@ -8,15 +8,14 @@ from __future__ import annotations
 import tempfile
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.client.base import check_base, restore_base
 from flstream.codecs.chain import chain_of
 from flstream.codecs.rounded_writer import RoundedWriter
-from flstream.errors import LayoutError, ModelError
+from flstream.errors import ModelError
 from flstream.job import Job, ModelSection
-from flstream.model.checkpoint import FileSink, unnamed_file, write_checkpoint
+from flstream.model.checkpoint import FileSink, write_checkpoint
 from flstream.model.composed import arranged
 from flstream.model.copy import copy
 from flstream.model.fitted import Differences, fitted
@@ -25,20 +24,12 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER, order_text
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
+from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.export_files import MadeModel, keep_export_files
-from flstream.simulation.factory import (
-    FactoryModel,
-    filed_model,
-    in_files,
-    meta_model,
-    whole_model,
-)
+from flstream.simulation.factory import FactoryModel, factory_model, factory_outline
 from flstream.simulation.forecast import Building
 from flstream.telemetry.events import ModelReady
 from flstream.worker.user_code import prepare_imports
-
-if TYPE_CHECKING:
-    from flstream.simulation.module_init import ModuleByModule
 
 
 def build_model(job: Job, run: RunDirectory) -> ModelReady:
@@ -82,7 +73,7 @@ def _initial(
 ) -> tuple[Source, str, MadeModel | None]:
     """Return the initial model, its tensors' order in code, and the factory's result."""
     if model.initial is None:
-        built = _built_by(model, seed, build, folder)
+        built = factory_model(model, seed, build, folder)
         assert built.weights is not None
         return built.weights, order_text(built.layout, _names(built)), built.made
     weights = open_checkpoint(model.initial)
@@ -92,46 +83,13 @@ def _initial(
         return arranged(weights), "", None
     own = None
     if model.strict:
-        built = _outlined(model, seed, build, folder)
+        built = factory_outline(model, seed, build, folder)
     else:
-        built = _built_by(model, seed, build, folder)
+        built = factory_model(model, seed, build, folder)
         own = built.weights
     _fitting(model, built.layout, weights.layout)
     source = fitted(built.layout, weights, str(model.initial), own)
     return source, order_text(built.layout, _names(built)), built.made
-
-
-def _built_by(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
-    """Return a factory's model, with files of its tensors in a folder where it has any."""
-    if build == "whole":
-        return whole_model(model, seed)
-    if build == "auto":
-        return filed_model(model, seed, folder)
-    outline, modules = _by_module(model, seed)
-    file = unnamed_file(outline.layout, folder)
-    modules.write(file)
-    return outline._replace(weights=file)
-
-
-def _outlined(model: ModelSection, seed: int, build: str, folder: Path) -> FactoryModel:
-    """Return a factory's model, without its bytes if that is possible."""
-    if build == "by_module":
-        return _by_module(model, seed)[0]
-    try:
-        built = meta_model(model, seed)
-    except LayoutError:
-        raise
-    except Exception:  # of the user's code, which another device may suit
-        return _built_by(model, seed, build, folder)
-    return in_files(built) if build == "auto" else built
-
-
-def _by_module(model: ModelSection, seed: int) -> tuple[FactoryModel, ModuleByModule]:
-    from flstream.simulation.module_init import ModuleByModule
-
-    outline = meta_model(model, seed)
-    modules = ModuleByModule(outline, seed)
-    return outline._replace(way="module by module", memory=modules.peak), modules
 
 
 def _names(built: FactoryModel) -> list[str]:
@@ -152,13 +110,25 @@ def initial_layout(job: Job) -> tuple[Layout, str, Building]:
             copied = Building("array by array", largest)
         if model.factory is None:
             return weights.layout, "", copied
-    built = _outlined(model, job.seed, _build_of(job), Path(tempfile.gettempdir()))
-    building = Building(built.way, built.memory)
+    built = factory_outline(model, job.seed, _build_of(job), Path(tempfile.gettempdir()))
+    building = Building(built.way, built.memory, _frozen_bytes(job, built))
     if model.initial is None:
         return built.layout, "", building
     differences = _fitting(model, built.layout, weights.layout)
     sentence = differences.sentence(model.initial.name) if differences else ""
     return built.layout, sentence, copied if model.strict else building
+
+
+def _frozen_bytes(job: Job, built: FactoryModel) -> int:
+    """Return the bytes of a factory's module that are neither exchanged nor of the base."""
+    import torch
+
+    module = built.made.parts[0]
+    if not isinstance(module, torch.nn.Module):
+        return 0
+    tensors = [*module.parameters(), *module.buffers()]
+    storages = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in tensors}
+    return max(sum(storages.values()) - built.layout.nbytes - base_bytes(job.base), 0)
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:

@@ -16,7 +16,7 @@ import torch
 from flstream.client.seeding import seed_everything
 from flstream.errors import ModelError
 from flstream.model.checkpoint import BodyFile
-from flstream.model.header import TensorInfo
+from flstream.model.layout import TensorInfo
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, view_of
 from flstream.simulation.factory import FactoryModel, place_of

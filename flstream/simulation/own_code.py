@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
-from flstream.engines.child_process import EndedProcessError
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
 from flstream.job.code import described, find, misfit, raised
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given_clause
-from flstream.simulation.process_call import ProcessCall
 from flstream.transport.channel import Signal
 
 # Protocols of the classes that a section names, one of which they follow. The launcher does not
@@ -56,7 +55,9 @@ def _own_classes(job: Job) -> list[OwnCode]:
 def problems_here(job: Job) -> list[Problem]:
     """Import and make the user's own classes here; return their problems."""
     from flstream.job.codecs import disorder
+    from flstream.worker.user_code import install_alias
 
+    install_alias(job)
     if problems := [problem for own in _own_classes(job) for problem in _problems_of(own)]:
         return problems
     codecs = job.streaming.codecs

@@ -19,20 +19,20 @@ from typing import Any
 import msgspec
 import psutil
 
-from flstream.engines.child_process import EndedProcessError
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.preload import import_libraries
 from flstream.engines.processes import ProcessHost
 from flstream.errors import FlstreamError, ModelError, UsageError
 from flstream.job import Job, JobError, Problem
 from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout
 from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.dry_run import outline_programs
 from flstream.simulation.forecast import Building, Forecast, Imports, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
-from flstream.simulation.process_call import ProcessCall
 from flstream.worker.run_learner import Evaluates, Trains, with_facts
 from flstream.worker.user_code import prepare_imports
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flstream.aggregation.rules import rule_for
+from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.engine import Engine
 from flstream.engines.local import LocalEngine
 from flstream.engines.preload import expect_no_threads
@@ -29,6 +30,7 @@ from flstream.errors import (
     UsageError,
 )
 from flstream.job import Job
+from flstream.job.aggregation_section import is_own
 from flstream.runs.history import run_started
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
@@ -36,22 +38,17 @@ from flstream.server.live_picture import LivePicture
 from flstream.server.play import play, prepare
 from flstream.server.worker_handle import WorkerHandle
 from flstream.server.worker_pool import WorkerPool
-from flstream.simulation.builders import (
-    MODEL_BUILDER,
-    await_model,
-    build_base,
-    start_model_builder,
-)
 from flstream.simulation.child import ignore_interrupts, redirect_output
 from flstream.simulation.dry_run import outline_programs
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for, stream_settings
+from flstream.streaming.settings import RUN_LIMITS
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import (
     EVALUATOR,
     SERVER,
     UNSYNCED,
     AnyEvent,
+    BaseReady,
     EffectDone,
     Emit,
     LiveEvent,
@@ -70,7 +67,9 @@ if TYPE_CHECKING:
     from flstream.runs.resume import ResumePoint
 
 _WORKER = "flstream.simulation.worker_process:local_worker"
-_EVALUATOR = "flstream.simulation.worker_process:evaluator_worker"
+# They import what a factory may need, which the server does without.
+_MODEL_BUILDER = "flstream.simulation.model_builder:build_model"
+_BASE_BUILDER = "flstream.simulation.base_builder:built_here"
 
 _TOO_MANY_FILES = (
     "the server may not open as many files as it has workers for; raise the limit (ulimit -n), or "
@@ -218,7 +217,7 @@ def _run(
                 programs = outline_programs(job)
                 if job.base is not None:
                     before = None if resume is None else resume.base
-                    base = build_base(job, run, host, abort, note_started, before)
+                    base = _build_base(job, run, host, abort, note_started, before)
                     job = job.with_base(base.digest)
                     if before is None:
                         reporter.emit(base)
@@ -232,11 +231,15 @@ def _run(
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
-                builder = stack.enter_context(closing(start_model_builder(job, run, host, abort)))
-                note_started(MODEL_BUILDER, builder.pid)
+                name, call = "model-builder", (_MODEL_BUILDER, job, run)
+                log = run.log(name)
+                builder = ProcessCall[ModelReady](
+                    host, name, ModelReady, *call, log=log, abort=abort
+                )
+                stack.enter_context(closing(builder))
+                note_started(name, builder.pid)
             reporter.emit(run_started(job))
-            settings = stream_settings(job, job.train.exchange_format)
-            service = stack.enter_context(DownloadService(limits=limits_for(settings)))
+            service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
             connect = partial(
                 WorkerHandle,
                 service=service,
@@ -259,6 +262,10 @@ def _run(
             stack.enter_context(closing(pool))
             stack.callback(engine.close)  # before the pool, which waits for starts under way
             rule = rule_for(job.aggregation)
+            if is_own(rule.method) and job.train.alias is not None:
+                from flstream.worker.user_code import install_alias
+
+                install_alias(job)  # its class may be derived from one of theirs
             context = ServerContext(
                 job,
                 run,
@@ -281,7 +288,13 @@ def _run(
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
             if builder is not None:
-                built = await_model(builder)
+                try:
+                    built = builder.result()
+                except EndedProcessError as error:
+                    raise SimulationError(
+                        f"the process that builds the initial model {error.how}; see "
+                        "model-builder.log"
+                    ) from None
                 reporter.emit(built)
                 initial = built.digest
             assert initial is not None
@@ -307,6 +320,37 @@ def _run(
         message = f"the server met a defect, {type(error).__name__}: {error}; see server.log"
         return RunFinished(status="failed", error=message)
     return RunFinished(status="finished")
+
+
+def _build_base(
+    job: Job,
+    run: RunDirectory,
+    host: ProcessHost,
+    abort: AbortSignal,
+    on_started: Callable[[str, int], None],
+    before: str | None,
+) -> BaseReady:
+    """Build a job's base in a process, unless its file is there.
+
+    ``before`` is the digest of the base that the run has begun with; None for a new run. Another
+    one is refused.
+    """
+    name, log = "base-builder", run.log("base-builder")
+    call = ProcessCall[BaseReady](host, name, BaseReady, _BASE_BUILDER, job, log=log, abort=abort)
+    on_started(name, call.pid)
+    try:
+        base = call.result()
+    except EndedProcessError as error:
+        raise SimulationError(
+            f"the process that builds the base (model.base) {error.how}; see {log.name}"
+        ) from None
+    if before is not None and before != base.digest:
+        raise ResumeRefusedError(
+            f"the run in {run.path} has trained on the base {before[:12]}, and model.base is "
+            f"{base.digest[:12]} now; put back its files, code and versions of libraries, or "
+            "leave out --resume to start a new run"
+        )
+    return base
 
 
 def _engine(
@@ -348,7 +392,7 @@ def _evaluators_pool(
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _EVALUATOR, (job, run), None, on_started)
+    engine = LocalEngine(host, _WORKER, (job, run), None, on_started)
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Literal
 
-from msgspec.structs import replace
-
 from flstream.engines.engine import WorkerSockets
 from flstream.errors import FlstreamError
 from flstream.job import Job
@@ -28,15 +26,15 @@ from flstream.simulation.child import (
 from flstream.simulation.command import report, run_command
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for, stream_settings
-from flstream.telemetry.events import SERVER
+from flstream.streaming.settings import RUN_LIMITS, stream_settings
+from flstream.telemetry.events import EVALUATOR, SERVER
 from flstream.telemetry.memory import own_peak_rss
 from flstream.text import MOST_OF_AN_ERROR, error_text, shortened
 from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
 from flstream.transport.messages import MessageChannel
 from flstream.transport.tcp import StartToken, dial
-from flstream.worker.messages import Failed, Goodbye, ToWorker
+from flstream.worker.messages import Failed, Stop, ToWorker
 from flstream.worker.peers import Peers
 from flstream.worker.run_learner import serve_learner
 from flstream.worker.run_script import serve_own_site, serve_sites
@@ -48,16 +46,24 @@ from flstream.worker.worker_info import WorkerInfo
 def local_worker(
     job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
 ) -> None:
-    """Run a worker with the GPUs of CUDA_VISIBLE_DEVICES, or as the job says."""
-    worker_main(worker_info(job, run, name, gpus), run, end)
+    """Run a worker with the GPUs of CUDA_VISIBLE_DEVICES, or as the job says.
 
-
-def evaluator_worker(
-    job: Job, run: RunDirectory, name: str, gpus: str | None, end: WorkerSockets
-) -> None:
-    """Run the evaluator of a job; its code is told of the job's sites."""
-    info = worker_info(job.of_evaluator(), run, name, gpus)
-    worker_main(replace(info, clients=job.clients.count), run, end)
+    The evaluator's code is told of all sites, too.
+    """
+    own = job.of_evaluator() if name == EVALUATOR else job
+    clients = own.clients
+    if gpus is None and clients.gpus:
+        gpus = clients.gpus[clients.worker_names.index(name) % len(clients.gpus)]
+    info = WorkerInfo(
+        name=name,
+        job=own,
+        clients=job.clients.count,
+        sites_folder=str(run.sites),
+        streaming=stream_settings(own, own.train.exchange_format),
+        site=name if clients.workers == clients.count else None,
+        gpus=gpus,
+    )
+    worker_main(info, run, end)
 
 
 def node_worker(
@@ -77,22 +83,6 @@ def node_worker(
         role: dial(address, StartToken(key), SERVER, role).detach() for role, key in keys.items()
     }
     local_worker(job, run, name, gpus, WorkerSockets(**ends))
-
-
-def worker_info(job: Job, run: RunDirectory, name: str, gpus: str | None = None) -> WorkerInfo:
-    """Return the facts about a worker of a job's run."""
-    clients = job.clients
-    if gpus is None and clients.gpus:
-        gpus = clients.gpus[clients.worker_names.index(name) % len(clients.gpus)]
-    return WorkerInfo(
-        name=name,
-        job=job,
-        clients=clients.count,
-        sites_folder=str(run.sites),
-        streaming=stream_settings(job, job.train.exchange_format),
-        site=name if clients.workers == clients.count else None,
-        gpus=gpus,
-    )
 
 
 def worker_main(info: WorkerInfo, run: RunDirectory, end: WorkerSockets) -> None:
@@ -122,7 +112,7 @@ def worker_main(info: WorkerInfo, run: RunDirectory, end: WorkerSockets) -> None
                 serve_own_site(worker)
             else:
                 serve_sites(worker)
-            worker.send(Goodbye(own_peak_rss()))
+            worker.send(Stop(own_peak_rss()))
     except FlstreamError as error:
         print(f"flstream: {error}", file=sys.stderr)
     except OSError as error:
@@ -148,7 +138,7 @@ def serving(
     # A child that the training code forks would keep the sockets open after this process has died.
     abandon_in_children(end.abandon)
     control: MessageChannel[ToWorker] = MessageChannel(end.control, SERVER, ToWorker)
-    limits, relay = limits_for(info.streaming), None
+    relay = None
     is_direct = end.are_local and info.streaming.direct
 
     def channel(sock: socket.socket, way: Literal["up", "down"]) -> Channel:
@@ -166,10 +156,10 @@ def serving(
         if links := info.job.links(sites):
             relay = stack.enter_context(closing(LinkRelay(links, info.job.seed, info.site)))
             abandon_in_children(relay.abandon)
-        service = stack.enter_context(DownloadService(limits=limits))
+        service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
         peers = stack.enter_context(closing(Peers(info, end.peers, service, relay)))
         service.attach(channel(end.up, "up"), receiver=SERVER)
-        down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=limits))
+        down = stack.enter_context(Receiver(channel(end.down, "down"), SERVER, limits=RUN_LIMITS))
         yield Worker(info, control, down, service, peers, entered)
 
 

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict, TypeVar, Unpack
 
@@ -29,6 +27,7 @@ from flstream.errors import (
 )
 from flstream.model.checkpoint import FileSink, FileSource, open_blob
 from flstream.model.memory import Framework, MemoryBody, Params
+from flstream.model.order import in_order
 from flstream.model.source import Sink
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.payload import Decomposer as Decomposer
@@ -45,9 +44,8 @@ from flstream.streaming.refs import OfferOptions, Ref
 from flstream.streaming.selection import TensorSpec, find_refs, ranges_of, selected_memory
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings, expect_options
-from flstream.streaming.wire import TOKEN_BYTES
+from flstream.streaming.wire import TOKEN_BYTES, Range
 from flstream.telemetry.events import Transfer
-from flstream.text import quotable
 from flstream.transport.channel import AbortSignal
 from flstream.transport.tcp import StartToken, TcpListener, dial
 
@@ -291,36 +289,19 @@ def download_specs(
         StreamingError: The download failed otherwise, and is not ``optional``.
     """
     wanted = [_sound(spec) for spec in specs]
-    missing = {spec.tensor_name: spec for spec in wanted}
-    if len(missing) < len(wanted):
+    if len({spec.tensor_name for spec in wanted}) < len(wanted):
         raise ValueError("two specs have the same name; ask for one of them at a time")
     settings, signal = _settings_of(options), options.get("abort_signal")
 
     def attempt() -> tuple[Params, Transfer]:
-        refs = find_refs(receiver, wanted, settings, signal)
         tensors, cost = dict[str, Any](), Transfer()
-        for token in dict.fromkeys(chain.from_iterable(refs.values())):
+        for token, names in find_refs(receiver, wanted, settings, signal).items():
             with _opened(receiver, token, options, eager=False, is_kept=True) as remote:
-                names = [
-                    name
-                    for name, spec in missing.items()
-                    if token in refs[spec] and remote.layout.find(name) is not None
-                ]
-                if names:
-                    sink = selected_memory(remote.layout, names, into, framework, remote.peer)
-                    watch = _Watch(sink, options, on_tensors)
-                    remote.deliver(sink, watch.on_range, ranges_of(sink))
-                    remote.confirm()
-                for name in names:
-                    tensors[name] = sink.tensors[name]
-                    del missing[name]
+                sink = selected_memory(remote.layout, names, into, framework, remote.peer)
+                _deliver(remote, sink, options, on_tensors, ranges_of(sink))
+                remote.confirm()
+            tensors |= {name: sink.tensors[name] for name in names}
             cost += remote.cost
-        for spec in missing.values():
-            tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
-            raise RefusedError(
-                f"no tensor {quotable(spec.tensor_name)!r} of round {spec.round_number}{tags} is "
-                f"on offer by {receiver.peer}; check its round and tags"
-            )
         return {spec.tensor_name: tensors[spec.tensor_name] for spec in wanted}, cost
 
     status, tensors = _status_of(attempt, options)
@@ -408,7 +389,7 @@ def download_payload(
         with _opened(receiver, ref_id, options) as remote:
             targets = {} if into is None else pack(into, registry)[1]
             sink = payload_memory(remote.layout, targets, framework, remote.peer)
-            remote.deliver(sink, _Watch(sink, options, on_tensors).on_range)
+            _deliver(remote, sink, options, on_tensors)
             remote.confirm()
             spec = sink.layout.by_name["message"]
             [message] = sink.views(spec.start, spec.stop)
@@ -486,17 +467,18 @@ def _tensors(
 
     def attempt() -> tuple[Params, Transfer]:
         with _opened(receiver, ref_id, options, eager=select is None) as remote:
-            wanted = None
+            layout, wanted = remote.layout, None
             if select is not None:
-                names = list(select)
-                sink = selected_memory(remote.layout, names, into, framework, remote.peer)
+                sink = selected_memory(layout, list(select), into, framework, remote.peer)
                 wanted = ranges_of(sink)
             elif into is not None:
-                names, sink = remote.names, MemoryBody.over(into)
+                sink = MemoryBody.over(into)
             else:
-                names, sink = remote.names, MemoryBody.allocate(remote.layout, framework)
-            remote.deliver(sink, _Watch(sink, options, on_tensors).on_range, wanted)
-        return {name: sink.tensors[name] for name in names}, remote.cost
+                sink = MemoryBody.allocate(layout, framework)
+            _deliver(remote, sink, options, on_tensors, wanted)
+        if select is None:
+            return in_order(sink.tensors, layout, remote.order), remote.cost
+        return {name: sink.tensors[name] for name in select}, remote.cost
 
     status, tensors = _status_of(attempt, options)
     return status, tensors or {}
@@ -520,7 +502,7 @@ def _file(
             with FileSink(path, remote.layout, resume=resume, bare=bare) as sink:
                 if sink.resumed:
                     remote.reuse(sink)
-                remote.deliver(sink, _Watch(sink, options).on_range)
+                _deliver(remote, sink, options)
                 remote.confirm()
                 sink.finish()
         return path, remote.cost
@@ -541,35 +523,36 @@ def _opened(
     return RemoteSource(receiver, token, how, signal, eager=eager, digests=digests, is_kept=is_kept)
 
 
-class _Watch:
-    """Progress reports to the caller of a download.
+def _deliver(
+    remote: RemoteSource,
+    sink: Sink,
+    options: DownloadOptions,
+    on_tensors: OnTensors | None = None,
+    wanted: list[Range] | None = None,
+) -> None:
+    """Receive into a sink, and report progress to the caller."""
+    on_progress = options.get("on_progress")
+    missing = {spec.name: spec.nbytes for spec in sink.layout.tensors}
+    nbytes, done = sum(missing.values()), 0
+    empty = [name for name in missing if not missing[name]]
+    tensors: Params = getattr(sink, "tensors", {})
 
-    It is no closure, which an error's traceback would keep with the tensors.
-    """
-
-    def __init__(
-        self, sink: Sink, options: DownloadOptions, on_tensors: OnTensors | None = None
-    ) -> None:
-        self._on_progress, self._on_tensors = options.get("on_progress"), on_tensors
-        self._sink: Any = sink
-        self._missing = {spec.name: spec.nbytes for spec in sink.layout.tensors}
-        self._empty = [name for name, nbytes in self._missing.items() if not nbytes]
-        self._done, self._nbytes = 0, sum(self._missing.values())
-
-    def on_range(self, start: int, stop: int) -> None:
-        self._done += stop - start
-        if self._on_progress is not None:
-            self._on_progress(self._done, self._nbytes)
-        if self._on_tensors is None:
+    def on_range(start: int, stop: int) -> None:
+        nonlocal done, empty
+        done += stop - start
+        if on_progress is not None:
+            on_progress(done, nbytes)
+        if on_tensors is None:
             return
-        complete, self._empty = self._empty, []
-        for spec in self._sink.layout.overlapping(start, stop):
-            self._missing[spec.name] -= min(spec.stop, stop) - max(spec.start, start)
-            if not self._missing[spec.name]:
+        complete, empty = empty, []
+        for spec in sink.layout.overlapping(start, stop):
+            missing[spec.name] -= min(spec.stop, stop) - max(spec.start, start)
+            if not missing[spec.name]:
                 complete.append(spec.name)
-        tensors = self._sink.tensors
         if whole := {name: tensors[name] for name in complete if name in tensors}:
-            self._on_tensors(whole)
+            on_tensors(whole)
+
+    remote.deliver(sink, on_range if on_progress or on_tensors else None, wanted)
 
 
 def _status_of(
@@ -582,13 +565,6 @@ def _status_of(
         if not options.get("optional"):
             raise
         return Status(_CODES.get(type(error), "failed"), str(error)), None
-    except Exception as error:
-        # An error that is kept, such as for a report, would keep the tensors that had come.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if frame.f_globals.get("__name__", "").startswith("flstream."):
-                with suppress(RuntimeError):  # the function is still running
-                    frame.clear()
-        raise
     return Status("ok", cost=cost), result
 
 

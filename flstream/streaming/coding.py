@@ -9,38 +9,28 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
-
-from flstream.model.layout import Layout
+from typing import Protocol
 
 HEAD = struct.Struct("<QB7x")
 """Head of an encoded frame: the digest of the frame's bytes, and whether the model was used."""
 
 
-class EncodedBytes(NamedTuple):
-    """A frame in a codec's encoded form.
+class Coder(Protocol):
+    """Encoder and decoder of a body's frames.
 
     Attributes:
-        data: The bytes, fewer than the frame's.
-        has_base: Whether the model that the receiver named was used.
-    """
-
-    data: bytes
-    has_base: bool
-
-
-FrameEncoder = Callable[[memoryview, int, int], EncodedBytes | None]
-"""Function that encodes the bytes ``[start, stop)`` of a body; None where they become no fewer."""
-
-
-class Decoder(Protocol):
-    """Decoder of a body's frames.
-
-    Attributes:
-        base: Name of the model that this side has, by which a sender finds it; empty for none.
+        base: Name of the model that it uses, by which both sides know it; empty for none.
     """
 
     base: str
+
+    def encode(self, data: memoryview, start: int, stop: int) -> bytes:
+        """Return the bytes ``[start, stop)`` in encoded form; they are sent where they are fewer.
+
+        Raises:
+            FlstreamError: The codec fails.
+        """
+        ...
 
     def decode(
         self, data: memoryview, out: memoryview, start: int, stop: int, *, has_base: bool
@@ -60,8 +50,5 @@ class Decoder(Protocol):
         ...
 
 
-DecoderFor = Callable[[Layout], Decoder]
-"""Function from the layout of a body to what gives its frames back."""
-
-EncoderFor = Callable[[str], FrameEncoder]
+EncoderFor = Callable[[str], Coder]
 """Function from the name of a receiver's model, which may be empty, to what encodes for it."""

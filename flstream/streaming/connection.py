@@ -28,9 +28,9 @@ from flstream.errors import (
 from flstream.model.layout import ALIGNMENT
 from flstream.model.source import Scratch, Source, change_of, in_place, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD, FrameEncoder
+from flstream.streaming.coding import HEAD, Coder
 from flstream.streaming.direct import place_of
-from flstream.streaming.refs import Delivery, Ref
+from flstream.streaming.refs import Delivery, Ref, block_length
 from flstream.streaming.settings import Limits
 from flstream.text import quotable
 from flstream.transport.channel import Channel, Deadline, advance
@@ -69,7 +69,6 @@ class Connection(threading.Thread):
         super().__init__(name=f"sends to {receiver}", daemon=True)
         self.channel = channel
         self.receiver = receiver
-        self.instance: bytes | None = None  # alike on all connections of a receiver that greeted
         self._service = service
         self._limits = limits
         self._packets = wire.PacketReader(channel, receiver)
@@ -79,7 +78,7 @@ class Connection(threading.Thread):
         # The request that frames are sent for, and the next frame of it to be made.
         self.fetch: wire.Fetch | None = None
         self._frames: Iterator[tuple[int, int]] = iter(())
-        self._encoder: FrameEncoder | None = None
+        self._encoder: Coder | None = None
         self._next: wire.Request | None = None  # what came while something took long
         self._delivery: Delivery | None = None  # for which the last frame was sent
         # Refs whose place this connection was told, and which it has not closed: what it read there
@@ -135,10 +134,8 @@ class Connection(threading.Thread):
         """Answer a request, the first of which is a greeting."""
         if isinstance(message, wire.Hello):
             wire.expect_version(message.version, self.receiver)
-            if self.instance is None:
-                self.instance = message.instance
-                self._service.greeted(self)
-        elif self.instance is None:
+            self._packets.has_greeted = True
+        elif not self._packets.has_greeted:
             raise BrokenStreamError(f"{self.receiver} did not greet")
         elif message.number:
             if not isinstance(message, wire.Find | wire.Ping):
@@ -150,7 +147,7 @@ class Connection(threading.Thread):
 
     def _answer(self, request: wire.Request) -> None:
         if isinstance(request, wire.Find):
-            tokens = self._service.find(self.receiver, request.labels)
+            tokens = self._service.find(self.receiver, request.specs)
             self._post(wire.Found(request.number, tokens))
             return
         ref = self._service.ref(request.token, self.receiver)
@@ -181,9 +178,9 @@ class Connection(threading.Thread):
         place, descriptors = None, list[int]()
         encoder = ref.options.get("encoder")  # which is for fewer bytes, so frames are sent
         if request.digests:
-            blocks, digest_of = ref.digests, partial(self._digest_of_block, ref)
-            digests = blocks.take(digest_of, lambda: self._attend(request))
-            block = blocks.block if digests else 0
+            digest_of = partial(self._digest_of_block, ref)
+            digests = ref.block_digests(digest_of, lambda: self._attend(request))
+            block = block_length(layout.nbytes) if digests else 0
         if request.direct and self.channel.direct and layout.nbytes > request.eager and not encoder:
             place, descriptors = place_of(source)
         if place is not None:
@@ -191,8 +188,10 @@ class Connection(threading.Thread):
         is_eager = place is None and not digests and 0 < layout.nbytes <= request.eager
         size = min(request.chunk_size, ref.max_chunk_size or request.chunk_size)
         header, most = layout.plain_header[8:], ref.max_chunk_size
+        decoded = ref.options.get("decoded")
+        plain = b"" if decoded is None else decoded.plain_header[8:]
         self._post(
-            wire.Opened(request.number, header, most, ref.order, block, digests, place),
+            wire.Opened(request.number, header, most, ref.order, block, digests, place, plain),
             descriptors,
         )
         if is_eager and (size or not most):
@@ -390,7 +389,7 @@ class Connection(threading.Thread):
         return data
 
     def _encoded(
-        self, encoder: FrameEncoder, ref: Ref, delivery: Delivery, start: int, stop: int
+        self, encoder: Coder, ref: Ref, delivery: Delivery, start: int, stop: int
     ) -> memoryview | None:
         """Return an encoded chunk; None where the code is no smaller."""
         with delivery.reading:
@@ -398,10 +397,10 @@ class Connection(threading.Thread):
             data = views[0] if len(views) == 1 else memoryview(b"".join(views))
             digest = wire.digest_of([data])
             with _naming_codec():
-                encoded = encoder(data, start, stop)
-        if encoded is None or len(encoded.data) + HEAD.size >= stop - start:
+                encoded = encoder.encode(data, start, stop)
+        if len(encoded) + HEAD.size >= stop - start:
             return None
-        return memoryview(HEAD.pack(digest, encoded.has_base) + encoded.data)
+        return memoryview(HEAD.pack(digest, bool(encoder.base)) + encoded)
 
 
 @contextmanager

@@ -27,14 +27,14 @@ from flstream.errors import (
     StreamingError,
 )
 from flstream.model.copy import expect_fit, scatter
-from flstream.model.layout import ALIGNMENT, Layout, parse_header
-from flstream.model.order import names_in_order
+from flstream.model.header import parse_header
+from flstream.model.layout import ALIGNMENT, Layout
 from flstream.model.source import OnRange, Scratch, Sink, Source, views_of
 from flstream.streaming import wire
-from flstream.streaming.coding import HEAD, DecoderFor
+from flstream.streaming.coding import HEAD, Coder
 from flstream.streaming.direct import FileReader, MemoryReader
 from flstream.streaming.receiver import BROKEN, Receiver
-from flstream.streaming.settings import DEFAULT_LIMITS, Limits, StreamSettings
+from flstream.streaming.settings import Limits, StreamSettings
 from flstream.streaming.wire import Range
 from flstream.telemetry.events import Transfer
 from flstream.text import quotable
@@ -79,13 +79,14 @@ class RemoteSource:
         abort: Signal that cancels the download; by default, that of the receiver.
         eager: Whether all of a short body is to come with the layout.
         digests: Whether the digests of all blocks are to come with the layout, for :meth:`reuse`.
-        decoder_for: Makes what gives frames back that the sender has encoded; None to have them as
-            they are.
         is_kept: Whether the ref stays on offer to this receiver, which is never done with it.
 
     Attributes:
         layout: Layout of the sender.
-        names: Names of the tensors and aliases in the order in which the sender lists them.
+        decoded: Layout of the body that this one is an encoded form of; None for none.
+        decoder: Decoder of frames that the sender may encode, to be set before any is requested;
+            None to have them as they are.
+        order: Text for the order in which the sender lists the tensors and aliases.
         peer: Name of the sender.
 
     Raises:
@@ -93,6 +94,8 @@ class RemoteSource:
             turn for too long.
     """
 
+    decoded: Layout | None = None
+    decoder: Coder | None = None
     _has_turn = False
     _reader: FileReader | MemoryReader | None = None
 
@@ -105,7 +108,6 @@ class RemoteSource:
         *,
         eager: bool = True,
         digests: bool = False,
-        decoder_for: DecoderFor | None = None,
         is_kept: bool = False,
     ) -> None:
         self.peer = receiver.peer
@@ -134,7 +136,6 @@ class RemoteSource:
             is_direct = receiver.channel.direct and settings.direct and bool(self._size)
             most = MOST_EAGER_BYTES if self._size and eager and not digests else 0
             self._open(receiver, most, digests, is_direct)
-            self._decoder = None if decoder_for is None else decoder_for(self.layout)
         except BaseException as error:
             self.fail(error)
             raise
@@ -144,10 +145,10 @@ class RemoteSource:
         request = wire.Open(self._token, number, most, self._size, digests, is_direct)
         opened = self._opened = receiver.ask(request, wire.Opened)
         receiver.was_lost = False  # of a connection that broke: the answer came on another
-        self.layout = layout_of_header(opened.layout, self.peer, receiver.limits)
-        if (names := names_in_order(self.layout, opened.order)) is None:
-            raise ProtocolError(f"{self.peer} lists {len(self.layout.names)} tensors in no order")
-        self.names = names
+        self.layout = _layout_of(opened.layout, self.peer, receiver.limits)
+        if opened.decoded:
+            self.decoded = _layout_of(opened.decoded, self.peer, receiver.limits)
+        self.order = opened.order
         if opened.chunk_size % ALIGNMENT:
             raise ProtocolError(f"{self.peer} sends chunks of {opened.chunk_size} bytes, not of 16")
         self._size = min(self._size, opened.chunk_size or self._size)
@@ -330,7 +331,7 @@ class RemoteSource:
 
     def _request(self, ranges: Sequence[Range]) -> None:
         """Request ranges, as many as a request may have; on failure, count them as lost."""
-        decoder = self._decoder if self._size else None
+        decoder = self.decoder if self._size else None
         self._damaged, self._due = [], deque(ranges)
         wanted = ranges[: wire.MAX_RANGES]
         self._asked_for = len(wanted)
@@ -403,7 +404,7 @@ class RemoteSource:
 
     def _decode(self, header: wire.Header, views: Sequence[memoryview], stop: int) -> bool:
         """Receive an encoded frame into its place; return whether its digest matches."""
-        if self._decoder is None or not HEAD.size <= header.length < stop - header.start:
+        if self.decoder is None or not HEAD.size <= header.length < stop - header.start:
             raise BrokenStreamError(f"{self.peer} sent an encoded frame unasked")
         payload = memoryview(bytearray(header.length))
         if not self._receiver.packets.payload([payload], self._receiver.wait):
@@ -412,12 +413,12 @@ class RemoteSource:
         out = views[0] if len(views) == 1 else memoryview(bytearray(stop - header.start))
         try:
             data = payload[HEAD.size :]
-            self._decoder.decode(data, out, header.start, stop, has_base=bool(has_base))
+            self.decoder.decode(data, out, header.start, stop, has_base=bool(has_base))
             is_sound = wire.digest_of([out]) == digest
         except FlstreamError:  # of a codec, or of a file with a model: the bytes come without
             is_sound = False
         if not is_sound:  # it came as it was sent: the sides have other models or codecs
-            self._decoder = None
+            self.decoder = None
             self._receiver.was_lost = True  # what follows is not asked for encoded
             return False
         if len(views) > 1:
@@ -512,17 +513,8 @@ def _commit(sink: Sink, on_range: OnRange | None, start: int, stop: int) -> None
         on_range(start, stop)
 
 
-def layout_of_header(header: bytes, peer: str, limits: Limits = DEFAULT_LIMITS) -> Layout:
-    """Return the layout in a header's JSON; the same object for the same bytes.
-
-    Args:
-        header: JSON from the sender.
-        peer: Name of the sender, for messages.
-        limits: Limits on what the sender may state.
-
-    Raises:
-        ProtocolError: It is not a sound header, or beyond the limits.
-    """
+def _layout_of(header: bytes, peer: str, limits: Limits) -> Layout:
+    """Return the layout in a header's JSON; the same object for the same bytes."""
     if len(header) > limits.layout_bytes:
         raise ProtocolError(
             f"{peer} offers a layout of {len(header)} bytes, and {limits.layout_bytes} are taken "

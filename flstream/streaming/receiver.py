@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 import weakref
@@ -38,7 +37,7 @@ _LARGEST_NUMBER = 2**32 - 1
 _LONGEST_BACKOFF = 1.0
 # Seconds that a receiver waits for the sender to confirm that a download is closed.
 _CLOSE_SECONDS = 5.0
-# Bytes of an answer to an open that are not the layout: digests, places in memory.
+# Bytes of an answer to an open that are no layout, of which it has two: digests, places in memory.
 _BESIDE_LAYOUT = 4 << 20
 # Bytes as which a packet counts beside its payload, however short: to read it takes as long.
 _PACKET_COST = 1 << 10
@@ -93,7 +92,7 @@ class Receiver:
         self.limits = limits
         self.abort = abort
         self._connect = connect
-        self._hello = wire.pack_message(wire.Hello(wire.VERSION, secrets.token_bytes(16)))
+        self._hello = wire.pack_message(wire.Hello(wire.VERSION))
         self._number = 0
         self._turn = threading.Lock()
         self._whose: int | None = None  # thread
@@ -220,7 +219,8 @@ class Receiver:
     def message(self, header: wire.Header) -> wire.Reply | wire.Hello | None:
         """Read and return the message behind a header; None if it refuses an earlier request."""
         has_greeted = self.packets.has_greeted
-        most = self.limits.layout_bytes + _BESIDE_LAYOUT if has_greeted else wire.MAX_REQUEST_BYTES
+        longest = 2 * self.limits.layout_bytes + _BESIDE_LAYOUT
+        most = longest if has_greeted else wire.MAX_REQUEST_BYTES
         payload = self.packets.message(header, most, self.wait)
         self.count_useless(header.length)
         reply = wire.decode(wire.REPLIES, payload, self.peer)

@@ -13,8 +13,8 @@ from typing import Literal, TypedDict, Unpack
 
 from flstream.debugging import waiting
 from flstream.model.digests import BLOCK_BYTES
-from flstream.model.layout import ALIGNMENT
-from flstream.model.order import order_of
+from flstream.model.layout import ALIGNMENT, Layout
+from flstream.model.order import order_text
 from flstream.model.source import Source
 from flstream.streaming.coding import EncoderFor
 from flstream.streaming.settings import expect_options, expect_seconds
@@ -96,6 +96,8 @@ class OfferOptions(TypedDict, total=False):
         report: Whether they are a report, such as metrics, likewise.
         encoder: Encoder of frames for receivers that can decode them; by default,
             nothing.
+        decoded: Layout of the body that the offered one is an encoded form of; by default, it is no
+            such form.
         order: Names in the order in which receivers are to have them; by default, that of the body.
     """
 
@@ -106,33 +108,16 @@ class OfferOptions(TypedDict, total=False):
     tags: Collection[str]
     report: bool
     encoder: EncoderFor | None
+    decoded: Layout | None
     order: Iterable[str]
 
 
-class BlockDigests:
-    """Digests of all blocks of a body, computed once for all threads."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.block = BLOCK_BYTES  # or so much more that all digests take 2 MiB at most
-        while self.block * _MOST_BLOCKS < nbytes:
-            self.block *= 2
-        self._nbytes = nbytes
-        self._found = array("Q")
-        self._taking = threading.Lock()
-
-    def take(self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]) -> bytes:
-        """Return each block's xxh3-64, 8 bytes; call `meanwhile` now and then."""
-        while len(self._found) * self.block < self._nbytes:
-            with self._taking:
-                until = time.monotonic() + _TURN_SECONDS
-                while time.monotonic() < until:
-                    start = len(self._found) * self.block
-                    if start >= self._nbytes:
-                        break
-                    stop = min(start + self.block, self._nbytes)
-                    self._found.append(digest_of(start, stop))
-            meanwhile()
-        return self._found.tobytes()
+def block_length(nbytes: int) -> int:
+    """Return the bytes of a body's blocks: 64 KiB, or so many that all digests take 2 MiB."""
+    length = BLOCK_BYTES
+    while length * _MOST_BLOCKS < nbytes:
+        length *= 2
+    return length
 
 
 class Ref:
@@ -153,10 +138,9 @@ class Ref:
             the ref settled has no ``closed_at``.
         source: The snapshot; None once the ref has settled.
         outcome: The outcome; None while the ref is open.
-        options: Options of the offer; none once it has settled, as for the next two.
-        order: Places of the tensors and aliases of its layout in the order in which receivers are
-            to have them; empty if that is the order of the layout.
-        digests: Digests of the snapshot's blocks, taken when a receiver first asks for them.
+        options: Options of the offer; none once it has settled, as for the next one.
+        order: Text for the order in which receivers are to have the tensors and aliases of its
+            layout; empty if that is the order of the layout.
 
     Raises:
         ValueError: A timeout or a size makes no sense, or the receivers are one text.
@@ -183,8 +167,9 @@ class Ref:
         if names != known and sorted(names) != sorted(known):
             count = len(known)
             raise ValueError(f"order has {len(names)} names that are not the {count} of the body")
-        self.order = [] if names == known else order_of(source.layout, names)
-        self.digests = BlockDigests(source.layout.nbytes)
+        self.order = order_text(source.layout, names)
+        self._digests = array("Q")  # of blocks, computed once for all receivers
+        self._digesting = threading.Lock()
         self.source: Source | None = source
         self._nbytes = source.layout.nbytes
         self._after_settled = after_settled
@@ -204,13 +189,28 @@ class Ref:
         """Length in bytes of its longest chunk; 0 if receivers may choose."""
         return self.options.get("max_chunk_size") or 0
 
-    @property
-    def label(self) -> tuple[int, frozenset[str], bool] | None:
-        """Round, tags and report, for finding its tensors; None if they cannot be found."""
-        options = self.options
-        if "round" not in options:
-            return None
-        return options["round"], frozenset(options.get("tags", ())), options.get("report", False)
+    def has(self, name: str, round: int, tags: Iterable[str], report: bool) -> bool:
+        """Return whether a tensor of this name is on offer, with exactly these labels."""
+        source, options = self.source, self.options
+        own = options.get("round"), set(options.get("tags", ())), options.get("report", False)
+        return (
+            source is not None
+            and own == (round, set(tags), report)
+            and source.layout.find(name) is not None
+        )
+
+    def block_digests(
+        self, digest_of: Callable[[int, int], int], meanwhile: Callable[[], None]
+    ) -> bytes:
+        """Return each block's xxh3-64, 8 bytes; call `meanwhile` now and then."""
+        length, digests = block_length(self._nbytes), self._digests
+        while len(digests) * length < self._nbytes:
+            with self._digesting:
+                until = time.monotonic() + _TURN_SECONDS
+                while time.monotonic() < until and (start := len(digests) * length) < self._nbytes:
+                    digests.append(digest_of(start, min(start + length, self._nbytes)))
+            meanwhile()
+        return digests.tobytes()
 
     def wait(self, timeout: float | None = None, quorum: int | None = None) -> Outcome:
         """Wait until the ref settles, or a quorum is certain, and return its outcome.
@@ -268,7 +268,7 @@ class Ref:
         try:
             self._after_settled(self)
             # Its service remembers it for a while.
-            self.options, self.order, self.digests = {}, [], BlockDigests(0)
+            self.options, self.order, self._digests = {}, "", array("Q")
         except Exception:
             # Errors of the caller's callback end here: the ref has settled, and the thread that
             # settled it may be the one that serves a receiver.

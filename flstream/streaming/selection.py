@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,25 +88,31 @@ def ranges_of(sink: MemoryBody) -> list[wire.Range]:
 
 def find_refs(
     receiver: Receiver,
-    specs: Iterable[TensorSpec],
+    specs: Sequence[TensorSpec],
     settings: StreamSettings,
     abort: AbortSignal | None = None,
-) -> dict[TensorSpec, list[bytes]]:
-    """Return tokens of the refs that may have each of some tensors, oldest first."""
-    labels = {spec: (spec.round_number, tuple(sorted(spec.tags)), spec.report) for spec in specs}
-    wanted, tokens = list(dict.fromkeys(labels.values())), list[list[bytes]]()
+) -> dict[bytes, list[str]]:
+    """Return the names of some tensors by the token of the ref that has them."""
+    names: dict[bytes, list[str]] = {}
     receiver.begin(bytes(wire.TOKEN_BYTES), settings, abort)
     try:
-        while len(tokens) < len(wanted):
-            batch = wanted[len(tokens) :][: wire.MAX_LABELS]
-            answer = receiver.ask(wire.Find(receiver.next_number(), batch), wire.Found)
+        for first in range(0, len(specs), wire.MAX_SPECS):
+            batch = specs[first : first + wire.MAX_SPECS]
+            wanted = [(it.tensor_name, it.round_number, it.tags, it.report) for it in batch]
+            answer = receiver.ask(wire.Find(receiver.next_number(), wanted), wire.Found)
             if len(answer.tokens) != len(batch):
-                raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} labels")
-            tokens += answer.tokens
+                raise ProtocolError(f"{receiver.peer} answered for {len(answer.tokens)} tensors")
+            for spec, token in zip(batch, answer.tokens, strict=True):
+                if not token:
+                    tags = f" and the tags {', '.join(sorted(spec.tags))}" if spec.tags else ""
+                    raise RefusedError(
+                        f"no tensor {quotable(spec.tensor_name)!r} of round {spec.round_number}"
+                        f"{tags} is on offer by {receiver.peer}; check its round and tags"
+                    )
+                names.setdefault(token, []).append(spec.tensor_name)
     finally:
         receiver.end()
-    by_label = dict(zip(wanted, tokens, strict=True))
-    return {spec: by_label[label] for spec, label in labels.items()}
+    return names
 
 
 def _hint(name: str, layout: Layout) -> str:

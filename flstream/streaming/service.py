@@ -162,27 +162,16 @@ class DownloadService:
         return ref if ref is not None and receiver in ref.deliveries else None
 
     def find(
-        self, receiver: str, labels: Iterable[tuple[int, tuple[str, ...], bool]]
-    ) -> list[list[bytes]]:
-        """Return tokens of the refs on offer to a receiver that have each of some labels."""
+        self, receiver: str, specs: Iterable[tuple[str, int, tuple[str, ...], bool]]
+    ) -> list[bytes]:
+        """Return the token of the oldest ref on offer that has each of some tensors, or none."""
         with self._lock:
-            mine = [(ref.label, ref.token) for ref in self._offered_to(receiver)]
-        wanted = [(number, frozenset(tags), report) for number, tags, report in labels]
-        return [[token for label, token in mine if label == one] for one in wanted]
+            refs = self._offered_to(receiver)
+        return [next((ref.token for ref in refs if ref.has(*spec)), b"") for spec in specs]
 
     def is_sending_beside(self, connection: Connection) -> bool:
         """Return whether another connection is sending frames."""
         return any(other.fetch for other in self._connections if other is not connection)
-
-    def greeted(self, connection: Connection) -> None:
-        """End earlier connections of a receiver that has reconnected."""
-        who = connection.receiver, connection.instance
-        with self._lock:
-            mine = [other for other in self._connections if (other.receiver, other.instance) == who]
-        for other in mine:
-            if other is connection or not connection.instance:
-                break
-            other.channel.shut()
 
     def ended(self, connection: Connection, reason: str) -> None:
         """Record the end of a connection, and of its receiver with the last one."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from flstream.model.layout import ALIGNMENT, MAX_HEADER_BYTES, Layout
+from flstream.model.header import MAX_HEADER_BYTES
+from flstream.model.layout import ALIGNMENT
 from flstream.streaming.wire import MAX_CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -102,31 +103,10 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
-
-def limits_for(settings: StreamSettings) -> Limits:
-    """Return the limits among a job's processes, whose models may have any tensors.
-
-    Args:
-        settings: Settings of all its downloads. A model that is to come in one frame may have any
-            size.
-    """
-    return Limits(
-        scratch_bytes=DEFAULT_LIMITS.scratch_bytes if settings.chunk_size else sys.maxsize,
-        layout_bytes=MAX_HEADER_BYTES,
-        layout_tensors=sys.maxsize,
-    )
-
-
-def limits_for_updates(model: Layout) -> Limits:
-    """Return the limits of a worker's update: little more than a model.
-
-    An update that does not fit the model is to be refused by the name of a tensor, so it may be
-    larger.
-    """
-    return Limits(
-        layout_bytes=max(DEFAULT_LIMITS.layout_bytes, 2 * len(model.plain_header)),
-        layout_tensors=max(DEFAULT_LIMITS.layout_tensors, 2 * len(model.tensors)),
-    )
+RUN_LIMITS = Limits(
+    scratch_bytes=sys.maxsize, layout_bytes=MAX_HEADER_BYTES, layout_tensors=sys.maxsize
+)
+"""Limits among the processes of a run, which trust each other, and whose models are of any size."""
 
 
 def stream_settings(job: Job, framework: Framework) -> StreamSettings:
@@ -137,20 +117,16 @@ def stream_settings(job: Job, framework: Framework) -> StreamSettings:
         framework: Kind of values that the models are exchanged as, which selects the chunk size.
     """
     streaming = job.streaming
-    chunk_size = {
-        "pytorch": streaming.tensor_download_chunk_size,
-        "numpy": streaming.np_download_chunk_size,
-    }[framework]
     links = job.links(job.clients.site_names).values()
     # On one machine, to compare takes longer than to read.
     is_far = bool(links) or not job.engine.is_local
     silence = max((link.silence for link in links), default=0.0)
     settings = StreamSettings(
-        chunk_size=0 if streaming.mode == "native" else chunk_size,
+        chunk_size=streaming.chunk_size(framework),
         request_timeout=streaming.streaming_per_request_timeout,
         ping_timeout=StreamSettings.ping_timeout + silence,
         reuse=streaming.reuse == "auto" and streaming.mode != "native" and is_far,
-        direct=streaming.direct == "auto" and streaming.mode != "native",
+        direct=job.is_direct,
     )
     if job.engine.is_inline:  # whoever waits may have to wait for who sits in pdb, too
         return replace(settings, request_timeout=_FOREVER, ping_after=_FOREVER)

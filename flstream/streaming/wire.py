@@ -31,8 +31,8 @@ MAX_CHUNK_BYTES = 1 << 30
 MAX_RANGES = 1 << 15
 """Most ranges of one request."""
 
-MAX_LABELS = 1 << 10
-"""Most labels of one request for refs."""
+MAX_SPECS = 1 << 10
+"""Most tensors of one request for refs."""
 
 VERSION = 3
 """Version of the protocol. Peers of another one are refused."""
@@ -93,10 +93,9 @@ class Header(NamedTuple):
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """First message of either side, with the same `instance` for one receiver."""
+    """First message of either side."""
 
     version: int
-    instance: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
 
 
 class Open(msgspec.Struct, tag=True, frozen=True):
@@ -132,13 +131,15 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
 
 
 class Find(msgspec.Struct, tag=True, frozen=True):
-    """Request of a receiver: the refs on offer to it that have one of some labels.
+    """Request of a receiver: the refs on offer to it that have some tensors.
 
-    A label has a round, tags in any order, and whether the tensors are a report.
+    A tensor has a name, a round, tags in any order, and is part of a report or not.
     """
 
     number: Number
-    labels: Annotated[list[tuple[int, tuple[str, ...], bool]], msgspec.Meta(max_length=MAX_LABELS)]
+    specs: Annotated[
+        list[tuple[str, int, tuple[str, ...], bool]], msgspec.Meta(max_length=MAX_SPECS)
+    ]
 
 
 class Ping(msgspec.Struct, tag=True, frozen=True):
@@ -178,25 +179,27 @@ class Opened(msgspec.Struct, tag=True, frozen=True):
 
     The longest frame that it sends has ``chunk_size`` bytes; 0 is any that it is asked for.
     ``order`` has the places of the names, first of the tensors, then of the aliases, in the order
-    in which the receiver is to have them; none if that is their order. ``digests`` has the xxh3-64
-    of each block of ``block`` bytes, eight bytes each, little-endian; none if they are not asked
-    for. ``place`` says where the body can be read, from here up to the answer to a close.
+    in which the receiver is to have them, as JSON; empty if that is their order. ``digests`` has
+    the xxh3-64 of each block of ``block`` bytes, eight bytes each, little-endian; none if they are
+    not asked for. ``place`` says where the body can be read, from here up to the answer to a close.
+    ``decoded`` is the layout of the body that this one is an encoded form of; empty for none.
     """
 
     number: Number
     layout: bytes
     chunk_size: int = 0
-    order: Annotated[list[int], msgspec.Meta(max_length=200_000)] = []
+    order: str = ""
     block: int = 0
     digests: bytes = b""
     place: InFile | InProcess | None = None
+    decoded: bytes = b""
 
 
 class Found(msgspec.Struct, tag=True, frozen=True):
-    """Answer of a sender: for each label, the tokens of its refs, oldest first."""
+    """Answer of a sender: the token of the oldest ref with each tensor; empty for none."""
 
     number: Number
-    tokens: list[list[bytes]]
+    tokens: list[bytes]
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import msgspec
 
 from flstream.engines.processes import OTHER_IMPORTS, PRELOAD, Process, ProcessHost, variables_of
 from flstream.errors import StreamingError, UsageError
-from flstream.job import Job, JobError, render_job
+from flstream.job import Job, JobError
 from flstream.job.keys import value_at, which_key
 from flstream.report.text import counted
 from flstream.runs.job_match import differences
@@ -115,17 +116,18 @@ class Sweep:
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
         points = grid(settings, plain, first.seed, seeds)
         # All mistakes come before anything begins.
-        jobs = [job_of(point, None) for point in points]
+        jobs = [first, *(job_of(point, None) for point in points[1:])]
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
-        _check_apart(points, jobs)
+        written = [job.written() for job in jobs]
+        _check_apart(points, written)
         if prune and len({job.rounds for job in jobs}) > 1:
             raise UsageError("rounds: --prune compares settings after the same number of rounds")
         keys = keys_of(settings, plain)
         waiting = [
-            PointRecord(point.name, _all_values(point, job, keys), point.seed)
-            for point, job in zip(points, jobs, strict=True)
+            PointRecord(point.name, _all_values(point, own, keys), point.seed)
+            for point, own in zip(points, written, strict=True)
         ]
         metric = first.key_metric, first.key_metric_mode
         self.record = SweepRecord(
@@ -214,9 +216,9 @@ class Sweep:
             self.record.write(self._file)
             stop = stack.enter_context(closing(Signal()))
             stack.enter_context(handling(lambda *_: stop.set()))
-            hosts = stack.enter_context(closing(_Hosts()))
+            host_of = partial(_host_of, stack, {})
             for rounds, records in self._rungs():
-                self._run(records, rounds, parallel, hosts, stop, on_progress)
+                self._run(records, rounds, parallel, host_of, stop, on_progress)
                 if stop.is_set():
                     return True
         return False
@@ -261,7 +263,7 @@ class Sweep:
         records: Sequence[PointRecord],
         rounds: int | None,
         parallel: int,
-        hosts: _Hosts,
+        host_of: Callable[[Job], ProcessHost],
         stop: Signal,
         on_progress: OnProgress,
     ) -> None:
@@ -269,19 +271,21 @@ class Sweep:
         waiting = [record for record in records if not self._is_done(record, rounds)][::-1]
         running: list[_Running] = []
         done, total = len(records) - len(waiting), len(records)
+        deadline: float | None = None  # of a sweep that is to stop
         while waiting or running:
             while waiting and len(running) < parallel and not stop.is_set():
                 record = waiting.pop()
                 job = self._jobs[record.name]
                 if rounds is not None:
                     job = self._job_of(self._points[record.name], rounds)
-                running.append(self._start(record, job, hosts))
+                running.append(self._start(record, job, host_of(job)))
                 on_progress(SweepProgress(None, done, total, [run.record.name for run in running]))
-            if stop.is_set():
+            if stop.is_set() and deadline is None:
+                deadline = time.monotonic() + _STOP_SECONDS
                 waiting.clear()
                 for run in running:
                     run.process.send(signal.SIGTERM)
-            for run in _ended(running, stop, _STOP_SECONDS if stop.is_set() else None):
+            for run in _ended(running, stop, deadline):
                 running.remove(run)
                 self._take(run)
                 done += run.record.status != "stopped"
@@ -295,11 +299,11 @@ class Sweep:
         has_all = record.ended_early or record.rounds >= wanted
         return has_all and self.directory(record).summary.exists()
 
-    def _start(self, record: PointRecord, job: Job, hosts: _Hosts) -> _Running:
+    def _start(self, record: PointRecord, job: Job, host: ProcessHost) -> _Running:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = job, self.directory(record).path, record, theirs
-            process = hosts.of(job).start(f"sweep/{record.name}", _POINT, *arguments)
+            process = host.start(f"sweep/{record.name}", _POINT, *arguments)
         channel: MessageChannel[PointRecord] = MessageChannel(ours, record.name, PointRecord)
         return _Running(record, process, channel)
 
@@ -319,28 +323,17 @@ class Sweep:
         self.record.write(self._file)
 
 
-class _Hosts:
-    """Fork servers with all imports made, one for each set of variables that jobs ask for."""
-
-    def __init__(self) -> None:
-        self._hosts: dict[tuple[tuple[str, str], ...], ProcessHost] = {}
-
-    def of(self, job: Job) -> ProcessHost:
-        """Return the process host of a job, begun if need be."""
-        variables = variables_of(job)
-        variables[PRELOAD] = ",".join(
-            filter(None, [variables.get(PRELOAD), _POINT_MODULE, *OTHER_IMPORTS])
-        )
-        key = tuple(sorted(variables.items()))
-        if key not in self._hosts:
-            host = self._hosts[key] = ProcessHost(variables)
-            host.__enter__()
-        return self._hosts[key]
-
-    def close(self) -> None:
-        """End all fork servers."""
-        for host in self._hosts.values():
-            host.close()
+def _host_of(
+    stack: ExitStack, hosts: dict[tuple[tuple[str, str], ...], ProcessHost], job: Job
+) -> ProcessHost:
+    """Return the fork server with all imports made for a job's variables, begun if need be."""
+    variables = variables_of(job)
+    imports = [variables.get(PRELOAD), _POINT_MODULE, *OTHER_IMPORTS]
+    variables[PRELOAD] = ",".join(filter(None, imports))
+    key = tuple(sorted(variables.items()))
+    if key not in hosts:
+        hosts[key] = stack.enter_context(ProcessHost(variables))
+    return hosts[key]
 
 
 def _plain(value: Any) -> Any:
@@ -348,25 +341,21 @@ def _plain(value: Any) -> Any:
     return msgspec.to_builtins(value, str_keys=True)
 
 
-def _ended(running: Sequence[_Running], stop: Signal, seconds: float | None) -> list[_Running]:
+def _ended(running: Sequence[_Running], stop: Signal, deadline: float | None) -> list[_Running]:
     """Wait until a run has ended, or the sweep is to stop; return those that have.
 
-    Where seconds are given, the sweep is stopping: all that have not ended by then count as ended.
+    Of a sweep that is stopping, all count as ended from the deadline on.
     """
-    poll, deadline = select.poll(), None if seconds is None else time.monotonic() + seconds
-    going_on = list(running)
-    for run in going_on:
+    poll, rest = select.poll(), None
+    for run in running:
         poll.register(run.process.fileno(), select.POLLIN)
     if deadline is None:
         poll.register(stop.fileno(), select.POLLIN)
-        ready = {fd for fd, _ in poll.poll()}
-        return [run for run in going_on if run.process.fileno() in ready]
-    while going_on and (rest := deadline - time.monotonic()) > 0:
-        ready = {fd for fd, _ in poll.poll(rest * 1e3)}
-        for run in [run for run in going_on if run.process.fileno() in ready]:
-            poll.unregister(run.process.fileno())
-            going_on.remove(run)
-    return list(running)
+    else:
+        rest = max(deadline - time.monotonic(), 0.0) * 1e3
+    ready = {fd for fd, _ in poll.poll(rest)}
+    is_late = deadline is not None and not ready
+    return [run for run in running if is_late or run.process.fileno() in ready]
 
 
 def _check_programs(point: Point, job: Job) -> None:
@@ -377,22 +366,19 @@ def _check_programs(point: Point, job: Job) -> None:
         raise JobError(f"the point {point.name}", error.problems) from None
 
 
-def _check_apart(points: Sequence[Point], jobs: Sequence[Job]) -> None:
-    """Refuse settings that come to the same job."""
+def _check_apart(points: Sequence[Point], written: Sequence[Values]) -> None:
+    """Refuse settings that come to the same job, by the values of their jobs."""
     known: dict[str, str] = {}
-    for point, job in zip(points, jobs, strict=True):
-        same = known.setdefault(render_job(job), point.name)
+    for point, values in zip(points, written, strict=True):
+        same = known.setdefault(repr(values), point.name)
         if same != point.name:
             raise UsageError(
                 f"the points {same} and {point.name} are the same job; leave one of them out"
             )
 
 
-def _all_values(point: Point, job: Job, keys: Sequence[str]) -> dict[str, Any]:
-    """Return a point's value of each key, which is the job's where its variant sets none."""
-    if len(point.values) == len(keys):
-        return dict(point.values)
-    own = job.written()
+def _all_values(point: Point, own: Values, keys: Sequence[str]) -> dict[str, Any]:
+    """Return a point's value of each key, which is the job's own where its variant sets none."""
     values = {key: point.values.get(key, value_at(own, key)) for key in keys}
     return {key: value for key, value in values.items() if value is not None}
 

@@ -424,6 +424,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
             optimizer.
         bodies: Digests of the bodies beside it that its workflow has named, by name.
         changes: Digest of its encoded changes from the model before it; empty without such a codec.
+        base: Digest of the base that its adapter is around, where that is no longer the job's.
     """
 
     round: int
@@ -433,6 +434,7 @@ class ModelRecord(msgspec.Struct, frozen=True):
     optimizer_state: str = ""
     bodies: Mapping[str, str] = {}
     changes: str = ""
+    base: str = ""
 
 
 class ModelWritten(Event, tag="model_written"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -46,16 +45,6 @@ V1 = GroupFiles(
 )
 
 
-class KillCounts(NamedTuple):
-    """How often a group ran out of memory, and how many of its processes the kernel has killed.
-
-    The second one grows for whatever reason the kernel has; the first one for the group's limit.
-    """
-
-    shortages: int
-    kills: int
-
-
 class MemoryGroup:
     """Control group around the processes of a run.
 
@@ -77,9 +66,8 @@ class MemoryGroup:
         # The group that the owner came from; systemd removes its groups itself.
         self._home = Path(home) if home else None
         self._files = V2 if (self.path / V2.limit).exists() else V1
-        self._highest, self._shortages, self._lock = 0, 0, threading.Lock()
-        self._notices = _shortage_notices(self.path) if self._files is V1 else None
-        self._explained = self.counts().kills
+        self._highest = 0
+        self._explained = self.kills()
 
     def peak(self) -> int:
         """Return the group's peak in bytes; before Linux 5.19, the highest usage at a call."""
@@ -96,32 +84,26 @@ class MemoryGroup:
             anonymous = sum(int(stat.get(name, 0)) for name in self._files.anonymous)
             self.peak_anonymous = max(self.peak_anonymous, anonymous)
 
-    def counts(self) -> KillCounts:
-        """Return what the kernel has counted since the group was made; shortages from this on."""
-        lines = list[str]()
-        with suppress(OSError):
-            lines = (self.path / self._files.events).read_text().splitlines()
-        counts = dict(line.split() for line in lines)
-        kills = int(counts.get("oom_kill", 0))
-        if self._files is V2:
-            return KillCounts(int(counts.get("oom", 0)), kills)
-        with self._lock:
-            if self._notices is None:  # the kernel does not tell
-                self._shortages = kills
-            else:
-                with suppress(BlockingIOError):  # no further one
-                    self._shortages += os.eventfd_read(self._notices)
-            return KillCounts(self._shortages, kills)
+    def kills(self) -> int:
+        """Return how many of its processes the kernel has killed, at whatever limit."""
+        return self._count("oom_kill")
 
-    def explains_kill(self, before: KillCounts) -> bool:
+    def explains_kill(self, before: int) -> bool:
         """Return whether the limit explains one more kill after others were counted."""
-        counts, known = self.counts(), max(self._explained, before.kills)
-        # In version 1 a shortage of a group around this one is noticed here, too.
-        is_own = self._files is V2 or self.peak() + _SLACK_BYTES >= self.limit
-        if counts.kills <= known or counts.shortages <= before.shortages or not is_own:
+        known = max(self._explained, before)
+        # Version 1 does not count how often a group has run out of memory.
+        is_at_limit = self.peak() + _SLACK_BYTES >= self.limit
+        ran_out = self._count("oom") > 0 if self._files is V2 else is_at_limit
+        if self.kills() <= known or not ran_out:
             return False
         self._explained = known + 1
         return True
+
+    def _count(self, event: str) -> int:
+        lines = list[str]()
+        with suppress(OSError):
+            lines = (self.path / self._files.events).read_text().splitlines()
+        return int(dict(line.split() for line in lines).get(event, 0))
 
     def leave(self) -> None:
         """Move this process, and what the run has left, back to where it was; remove the group.
@@ -137,10 +119,6 @@ class MemoryGroup:
     def _leave(self) -> None:
         self.peak()
         os.environ.pop(MEMORY_GROUP, None)
-        with self._lock:
-            if self._notices is not None:
-                os.close(self._notices)
-                self._notices = None
         if self._home is None:
             return
         for pid in self._pids():
@@ -190,7 +168,7 @@ class LimitKills:
     def renew(self) -> None:
         """Leave kills so far out."""
         if self._group is not None:
-            self._before = self._recent = self._group.counts()
+            self._before = self._recent = self._group.kills()
             self._renewed = monotonic()
 
     def forget_old(self) -> None:
@@ -216,21 +194,6 @@ class LimitKills:
             f"{format_bytes(self._group.limit)}; raise it (flstream validate estimates the need)"
             f"{remedy}"
         )
-
-
-def _shortage_notices(path: Path) -> int | None:
-    """Return an eventfd that counts how often a group of version 1 runs out of memory."""
-    notices = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    try:
-        events = os.open(path / V1.events, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            (path / "cgroup.event_control").write_text(f"{notices} {events}")
-        finally:
-            os.close(events)
-    except OSError:
-        os.close(notices)
-        return None
-    return notices
 
 
 def _wait(pid: int, seconds: float) -> None:

@@ -118,6 +118,8 @@ NAMES: dict[str, list[Any]] = {
 }
 """Names that scripts import from NVFlare's other modules, by module."""
 
+_AGGREGATOR = "flstream.compat.nvflare.aggregator:ModelAggregator"
+
 REFUSED: Mapping[str, str] = {
     "PTFedCEHelper": "FedCE has no counterpart here; write its weights as a workflow of your own",
 }
@@ -249,6 +251,7 @@ def client_names() -> dict[str, dict[str, Any]]:
             listed["receive"] = _receive
     for name, objects in NAMES.items():
         names[name] = {each.__name__: each for each in objects}
+    names["app_common.aggregators.model_aggregator"] = {"ModelAggregator": _AGGREGATOR}
     names["app_opt.pt.fedproxloss"] = {"PTFedProxLoss": fedprox_loss()}
     return names
 

@@ -16,10 +16,10 @@ They travel on a channel of their own, beside the two that carry bodies::
                      <-    Logged, Failed            as they happen
                      <-    Answered                  once, also where every site has failed
     Stop             ->
-                     <-    Goodbye
+                     <-    Stop
 
 Each site of a task is either in the worker's answer or in one ``Failed``. A process whose script
-has raised ends with ``Failed`` and ``Goodbye`` instead. A worker that is lost before it has taken
+has raised ends with ``Failed`` and ``Stop`` instead. A worker that is lost before it has taken
 its task has failed nobody: the task is given again.
 
 After ``Answered`` the server reads nothing more until it has the next task for the worker, or stops
@@ -43,12 +43,6 @@ EVALUATE: Literal["evaluate"] = "evaluate"
 
 SUBMIT_MODEL: Literal["submit_model"] = "submit_model"
 """The task to send a model of the site's own. It comes without a model."""
-
-MODEL = "model"
-"""The name of the body that every training task and answer has."""
-
-LAYOUT = "layout"
-"""The name of the body with a model's header, which tells the layout of one that comes encoded."""
 
 LEAST_WEIGHT, MOST_WEIGHT = 1e-15, 1e15
 """The weights that an answer may have.
@@ -139,7 +133,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         effect: Number of the workflow's effect that asks for it.
         round: Number of the round, from 1.
         total_rounds: Rounds of the job.
-        bodies: Token of each body on offer, by its name.
+        token: Token of the model on offer; empty without one.
         model: Name of the model, its digest, by which both sides know that they have it.
         sites: One or more. With more than one, each works on a copy of the model, so this is for
             models that are small.
@@ -160,13 +154,14 @@ class Task(msgspec.Struct, tag=True, frozen=True):
         parts: The tensors that travel; None for all.
         needs_update: Whether a site of a training has to send tensors.
         own_meta: By site, such a payload message in the place of ``meta``, where each has its own.
+        base: Path of the base that the model is an adapter of; empty for that of the job.
     """
 
     kind: TaskKind
     effect: int
     round: int
     total_rounds: int
-    bodies: dict[str, bytes] = {}
+    token: bytes = b""
     sites: list[SiteTask] = []
     keeps_state: bool = True
     oldest: int = 0
@@ -181,6 +176,7 @@ class Task(msgspec.Struct, tag=True, frozen=True):
     parts: TaskParts | None = None
     needs_update: bool = True
     own_meta: dict[str, bytes] = {}
+    base: str = ""
 
     def meta_of(self, site: str) -> bytes:
         """Return the payload message of the values that are sent to a site."""
@@ -192,17 +188,23 @@ class Late(msgspec.Struct, tag=True, frozen=True):
 
     Attributes:
         effect: Number of the effect that started the training.
-        bodies: Token of each body on offer, by its name, as those of a task.
+        token: Token of the tensors on offer.
         are_changes: Whether they are changes of what the site has.
     """
 
     effect: int
-    bodies: dict[str, bytes]
+    token: bytes
     are_changes: bool = False
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """Server: there is nothing more to do."""
+    """Server: there is nothing more to do. Worker: the process ends.
+
+    Attributes:
+        peak_rss: Peak RSS of the worker's process, in bytes; 0 from the server.
+    """
+
+    peak_rss: int = 0
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -370,11 +372,5 @@ class Logged(msgspec.Struct, tag=True, frozen=True):
     text: str | None = None
 
 
-class Goodbye(msgspec.Struct, tag=True, frozen=True):
-    """Worker: the process ends, with this peak RSS in bytes."""
-
-    peak_rss: int
-
-
 ToWorker = Task | Late | Stop
-FromWorker = Ready | Progress | Logged | Failed | Answered | Goodbye
+FromWorker = Ready | Progress | Logged | Failed | Answered | Stop

@@ -29,7 +29,7 @@ from flstream.model.source import Source
 from flstream.runs.model_draft import model_draft
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
-from flstream.streaming.settings import limits_for, limits_for_updates
+from flstream.streaming.settings import RUN_LIMITS
 from flstream.telemetry.events import SERVER
 from flstream.transport.channel import Channel
 from flstream.transport.link import LinkRelay
@@ -87,7 +87,7 @@ class Peers:
         """
         channel = dial(offered.address, StartToken(offered.key), offered.peer, role)
         channel = self._linked(channel, f"{offered.peer} {next(self._numbers)}")
-        return Receiver(channel, offered.peer, limits=limits_for(self.info.streaming))
+        return Receiver(channel, offered.peer, limits=RUN_LIMITS)
 
     def own_update(self, token: bytes) -> Source:
         """Return this worker's update that is on offer to the server."""
@@ -194,7 +194,6 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         else:  # which is fetched in the server's place
             with naming(answer.site, StreamingError):
                 receiver = connections.enter_context(peers.dial(where, SERVER))
-            receiver.limits = limits_for_updates(base.layout)
             remote = remotes[answer.site] = RemoteBody(
                 answer.site,
                 receiver,

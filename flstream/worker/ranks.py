@@ -88,7 +88,7 @@ class RankStore:
             self.publish_state("")  # rank 0 has ended its last task without the site's own files
         if begun is not None:
             self._tasks, self._state = self._tasks + 1, None
-            begun = msgspec.structs.replace(begun, bodies={})
+            begun = msgspec.structs.replace(begun, token=b"")
         self._calls += 1
         call = Call(name, self._tasks if has_task else 0, begun)
         self._store.set(str(self._calls), msgspec.json.encode(call).decode())

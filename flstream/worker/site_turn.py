@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from flstream.client.adapters import check_residuals, receive_residuals
-from flstream.client.base import check_base, restore_base
+from flstream.client.base import check_base, follow_base, restore_base
 from flstream.client.fl_model import FLModel, ParamsType, check_kinds
 from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
@@ -83,6 +83,7 @@ class SiteTurn(TaskTurn):
     ) -> FLModel:
         """Return the model, and seed the global random generators."""
         site, task = self._current(), self._model.task
+        follow_base(task.base)
         if self._was_received:
             raise ClientError(
                 f"the model of round {site.round} was received before; answer it with send() first"

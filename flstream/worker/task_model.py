@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import SiteContext
+from flstream.client.own_files import KeptTensors
 from flstream.client.received_values import WatchedValues
-from flstream.codecs.frames import decoder_for
+from flstream.codecs.frames import FrameCoder
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import (
     CheckpointError,
@@ -28,15 +29,13 @@ from flstream.model.mapped import MappedModel
 from flstream.model.memory import BufferSource, MemoryBody, Params
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
-from flstream.streaming.download import RemoteSource, layout_of_header
-from flstream.streaming.receiver import Receiver
+from flstream.streaming.download import RemoteSource
 from flstream.streaming.selection import ranges_of, selected_memory
 from flstream.telemetry.events import SERVER, Transfer
 from flstream.worker.answers import SITE, expect_file_alone
 from flstream.worker.joined_bodies import JoinedBodies
-from flstream.worker.messages import LAYOUT, MODEL, Progress, Task
+from flstream.worker.messages import Progress, Task
 from flstream.worker.meta import OPTIMIZER_PARAMS, unpack_meta
-from flstream.worker.received_file import ReceivedFile
 from flstream.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ class TaskModel:
                     "streaming.codecs.down encodes models, of which fetch() has no part; call "
                     "receive(), or leave the codecs out"
                 )
-            token, settings = task.bodies[MODEL], worker.info.streaming
+            token, settings = task.token, worker.info.streaming
             with RemoteSource(worker.down, token, settings, eager=False, is_kept=True) as remote:
                 sink = selected_memory(remote.layout, names, None, framework, remote.peer)
                 remote.deliver(sink, wanted=ranges_of(sink))
@@ -215,9 +214,8 @@ class TaskModel:
         """
         worker, offered = self.worker, self.worker.receive_late(self.task.effect)
         changed = site if offered.are_changes else None
-        coding = self._coding(worker.down, offered.bodies, changed)
-        token, settings = offered.bodies[MODEL], worker.info.streaming
-        with RemoteSource(worker.down, token, settings) as remote:
+        with RemoteSource(worker.down, offered.token, worker.info.streaming) as remote:
+            coding = self._coding(remote, changed)
             if coding is None:
                 body = MemoryBody.allocate(remote.layout, self._framework)
                 remote.deliver(body)
@@ -230,13 +228,13 @@ class TaskModel:
     def take_late(self, body: MemoryBody, site: SiteContext) -> None:
         """Keep late tensors, which the update is compared with from here on."""
         if self._changes.keep_model(self.task.kind):
-            ReceivedFile(site.state_dir).take(body)
+            KeptTensors.received(site.state_dir).write_part(body)
 
     def compared(self, site: SiteContext) -> Source | None:
         """Return the model that an update is compared with, as it was received; None without."""
         if self.task.parts is None or self.kept is None:
             return self.kept
-        return ReceivedFile(site.state_dir).source()
+        return KeptTensors.received(site.state_dir).source()
 
     def _seen(self, site: SiteContext, place: Seen | None = None) -> Source | None:
         """Return the model as code sees it, where it is here; None where it comes straight there.
@@ -249,7 +247,7 @@ class TaskModel:
             seen = self._changes.received(model, site)
             self.held_back = model.layout.by_name.keys() - seen.layout.by_name.keys()
             return seen
-        return self._map().source() if self.task.mapped else None
+        return self._map() if self.task.mapped else None
 
     def _keep(self, model: Source, site: SiteContext) -> None:
         """Keep the parts of models that a site receives in one file, for its updates."""
@@ -257,9 +255,9 @@ class TaskModel:
         if parts is None:
             return
         if parts.is_whole:
-            ReceivedFile(site.state_dir).begin(model)
+            KeptTensors.received(site.state_dir).write_body(model)
         else:
-            ReceivedFile(site.state_dir).take(model)
+            KeptTensors.received(site.state_dir).write_part(model)
 
     def _sink(
         self, place: Callable[[Layout], Into | None], layout: Layout, part: Layout
@@ -285,7 +283,7 @@ class TaskModel:
         if self.kept is None and self._failure is None:
             try:
                 if self.task.mapped:
-                    self.kept = self._map().source()
+                    self.kept = self._map()
                 elif self._has_several_sites:
                     # In torch, which has all dtypes.
                     self.kept = self._fetch(
@@ -325,16 +323,16 @@ class TaskModel:
                         receiver = stack.enter_context(worker.peers.dial(task.host))
                     are_changes = task.parts is not None and task.parts.are_changes
                     changed = self._site if are_changes else None
-                    coding = self._coding(receiver, task.bodies, changed)
-                    decoder, (name, base) = None, worker.base
-                    if (frames := self._changes.model_codecs.frames) and task.host is None:
-                        decoder = decoder_for(frames, _as_sent(base, coding), name)
-                    streaming = worker.info.streaming
+                    streaming, (name, base) = worker.info.streaming, worker.base
                     digests = streaming.reuse and worker.has_received
-                    offer = receiver, task.bodies[MODEL], streaming
                     remote = stack.enter_context(
-                        RemoteSource(*offer, digests=digests, decoder_for=decoder)
+                        RemoteSource(receiver, task.token, streaming, digests=digests)
                     )
+                    coding = self._coding(remote, changed)
+                    if (frames := self._changes.model_codecs.frames) and task.host is None:
+                        remote.decoder = FrameCoder(
+                            frames, remote.layout, _as_sent(base, coding), name
+                        )
                     model = remote if coding is None else coding.decode(remote)
                     body: BodyT = sink_for(model.layout)
                     if (held := self._held(seen, coding, body)) is not None:
@@ -355,23 +353,17 @@ class TaskModel:
         worker.received(self.task.effect, remote.cost)
         return body
 
-    def _coding(
-        self, receiver: Receiver, bodies: Mapping[str, bytes], changed: SiteContext | None
-    ) -> _Coding | None:
-        """Return how a model comes encoded, once its layout was fetched; None for as it is.
+    def _coding(self, remote: RemoteSource, changed: SiteContext | None) -> _Coding | None:
+        """Return how a model comes encoded; None for as it is.
 
         ``changed`` is the site that is sent changes of what it has; None where nobody is.
         """
         codecs = self._changes.model_codecs
         lossy = codecs.lossy if changed is None else codecs.changes
-        if lossy is None or LAYOUT not in bodies:
+        if lossy is None or remote.decoded is None:
             return None
-        with RemoteSource(receiver, bodies[LAYOUT], self.worker.info.streaming) as remote:
-            header = MemoryBody.allocate(remote.layout)
-            remote.deliver(header)
-        text = b"".join(header.views(0, header.layout.nbytes))
-        base = None if changed is None else ReceivedFile(changed.state_dir).source()
-        return _Coding(lossy, layout_of_header(text, receiver.peer, receiver.limits), base)
+        base = None if changed is None else KeptTensors.received(changed.state_dir).source()
+        return _Coding(lossy, remote.decoded, base)
 
     def _held(
         self, seen: Seen | None, coding: _Coding | None, body: MemoryBody | BodyFile
@@ -391,8 +383,7 @@ class TaskModel:
         worker = self.worker
         # No model is expected in memory soon.
         worker.memory.release()
-        token, settings = self.task.bodies[MODEL], worker.info.streaming
-        with RemoteSource(worker.down, token, settings) as remote:
+        with RemoteSource(worker.down, self.task.token, worker.info.streaming) as remote:
             file = remote.take_file()
             if file is None:
                 raise RefusedError("the server has not handed over the model's checkpoint")

@@ -33,9 +33,14 @@ class CodeFailure(NamedTuple):
 def prepare_imports(job: Job) -> None:
     """Make a job's folder and base available, and install names for other packages."""
     enter_base(job.base)
+    install_alias(job)
+    make_importable(job.folder)
+
+
+def install_alias(job: Job) -> None:
+    """Install another framework's names for the code of a job that asks for them."""
     if job.train.alias is not None:
         install(job.train.alias, client_names(), REFUSED)
-    make_importable(job.folder)
 
 
 def enter_work_folder(sites_folder: str, site: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,13 @@ class ResidualArgs(WorkflowArgs):
 
     That holds one round exactly. What later rounds add beyond it is cut off by a singular value
     decomposition, and `lost_squared` in the journal says how much.
+    """
+
+    into: Literal["factors", "base"] = "factors"
+    """Where the residual of a round goes: to factors beside the adapter, or to the base's weights.
+
+    `base` writes a new file of the base's size in each round, and loses nothing but by the rounding
+    of the base's dtype. The adapter has to be one of PEFT, around `model.base`.
     """
 
 
@@ -70,5 +77,7 @@ def fedex(run: Run, args: ResidualArgs) -> Model:
     for number in run.rounds():
         updates = run.train(model, run.sample(number))
         model = run.fold(model, updates, tensors=FedEx())
+        if args.into == "base":
+            model = run.merge(model)
         run.evaluate(model)
     return model

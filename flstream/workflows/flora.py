@@ -42,5 +42,7 @@ def flora(run: Run, args: ResidualArgs) -> Model:
     for number in run.rounds():
         updates = run.train(model, run.sample(number))
         model = run.fold(model, updates, tensors=FLoRA())
+        if args.into == "base":
+            model = run.merge(model)
         run.evaluate(model)
     return model

@@ -243,7 +243,7 @@ def test_the_documented_class_takes_the_layer_that_is_nearest_to_the_others(tmp_
 def test_groups_may_be_given_by_iterators():
     code = TensorFold.of(_Once())
     layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
-    groups = tensor_groups._grouped(code, layout, ["a", "b"])
+    groups = tensor_groups.named_groups(code, layout, AggregationRule())
     assert {name: [spec.name for spec in specs] for name, specs in groups.items()} == {
         "all": ["a", "b"]
     }

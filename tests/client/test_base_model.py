@@ -17,7 +17,8 @@ from training_scripts import QUIET
 import flstream.client as flare
 from flstream.client.base import meta_module
 from flstream.client.seeding import seed_everything
-from flstream.errors import ClientError, ModelError, UsageError
+from flstream.engines.ray_node import build_base
+from flstream.errors import ClientError, ModelError, SimulationError, UsageError
 from flstream.job import JobError
 from flstream.job.model_section import BaseSection
 from flstream.model.shared_base import SharedBase, base_file, bases_folder, held_tensors, write_base
@@ -241,7 +242,7 @@ def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs, bases):
 def test_two_runs_at_once_share_one_file(jobs, bases):
     job = jobs.make(script(), BASE, QUIET, model=MODEL)
     with ThreadPoolExecutor() as pool, shared_host_for(job) as host:
-        from flstream.simulation.process_call import ProcessCall
+        from flstream.engines.child_process import ProcessCall
         from flstream.telemetry.events import BaseReady
 
         target = "flstream.simulation.base_builder:built_here"
@@ -322,7 +323,7 @@ def test_mistakes_are_sentences(jobs, tmp_path):
 
 def test_a_module_that_differs_on_the_meta_device_is_refused(tmp_path):
     digest, _ = write_base(torch.nn.Linear(3, 2), {"format": "pt"})
-    base = SharedBase(digest)
+    base = SharedBase(base_file(digest))
     with pytest.raises(ModelError, match="such as bias"):
         base.fill(torch.nn.Linear(3, 2, bias=False))
     listed = torch.nn.Linear(3, 2)
@@ -339,17 +340,13 @@ def test_a_node_of_a_cluster_builds_the_servers_base_or_none(jobs, tmp_path):
     log, job = tmp_path / "builder.log", jobs.make(script(), BASE, model=MODEL)
     digest = jobs.run(script(), BASE, QUIET, model=MODEL).summary.model.base_digest
     shutil.rmtree(bases_folder())
-    target = "flstream.simulation.base_builder:build_for_node"
     with shared_host_for(job) as host:
-        codes = [
-            host.start("builder", target, job.with_base(expected), log).exit_code(60.0)
-            for expected in (digest, "0" * 32)
-        ]
-    assert codes == [0, 1]
+        build_base(host, job.with_base(digest), log)
+        with pytest.raises(
+            SimulationError, match=f"base {digest[:12]} .*, and the server 0{{12}};"
+        ):
+            build_base(host, job.with_base("0" * 32), log)
     assert base_file(digest).exists()
-    assert (
-        f"this node builds the base {digest[:12]}, and the server 000000000000" in log.read_text()
-    )
 
 
 @pytest.mark.parametrize(("kind", "name"), [("strided", "weight"), ("hidden", "parts")])

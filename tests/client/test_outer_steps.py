@@ -7,7 +7,6 @@ from training_scripts import of_kind
 
 from flstream.model.memory import MemoryBody
 from flstream.telemetry.events import SiteUpdate
-from flstream.worker.messages import MODEL as MODEL_BODY
 from flstream.worker.messages import Answered, Late, TaskParts
 from flstream.worker.meta import pack_values
 
@@ -138,7 +137,7 @@ class Parts:
         self._ask("train", number, received, {"inner_steps": 1, **meta}, parts=parts)
         if late is not None:
             ref = self.server.service.offer(MemoryBody.of(late), [PEER])
-            self.server.control.send(Late(number, {MODEL_BODY: ref.token}))
+            self.server.control.send(Late(number, ref.token))
         answer = self.server.hear(Answered)
         sent = self.server.fetch(answer)
         return {name: value[0].item() for name, value in sent.items()}, answer.sites[0]

@@ -39,7 +39,7 @@ def frame_of(data):
 def encoded(coder, data, start=0):
     """What is sent of a frame; None where it is sent as it is."""
     made = coder.encode(memoryview(data), start, start + len(data))
-    return None if made is None else made.data
+    return made if len(made) < len(data) else None
 
 
 def decode(coder, payload, room, start=0):

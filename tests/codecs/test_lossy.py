@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from flstream.codecs.lossy import LossyCodec
 from flstream.errors import CodecError
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, change_of, views_of
 from tests.codecs.lossy_cases import CODECS, Narrow, decoded, lossy, model, rounded

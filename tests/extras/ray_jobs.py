@@ -52,6 +52,53 @@ train { script = client.py }
 workflow { args { evaluate_every = 0 } }
 """
 
+# A Flower app in one file, of four nodes.
+APP = """
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+client, server = ClientApp(), ServerApp()
+
+
+@client.train()
+def train(msg: Message, context: Context):
+    number = context.node_config["partition-id"] + 1
+    arrays = [array + np.float32(number) for array in msg.content["arrays"].to_numpy_ndarrays()]
+    metrics = MetricRecord({"num-examples": number})
+    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
+    return Message(content=content, reply_to=msg)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    arrays = ArrayRecord([np.zeros((200, 3), np.float32), np.ones(4, np.float32)])
+    rounds = context.run_config["num-server-rounds"]
+    FedAvg(fraction_evaluate=0.0).start(grid=grid, initial_arrays=arrays, num_rounds=rounds)
+"""
+PROJECT = """
+[project]
+name = "ray-app"
+
+[tool.flwr.app]
+components = { serverapp = "ray_app:server", clientapp = "ray_app:client" }
+config = { num-server-rounds = 3 }
+
+[tool.flwr.federations]
+default = "here"
+here = { options.num-supernodes = 4 }
+"""
+
+
+def write_app(folder: Path) -> Path:
+    """Write a Flower app to a folder, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ray_app.py").write_text(APP)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    return folder
+
 
 def write_job(folder: Path, **files: str) -> Path:
     """Write a job to a folder; return the path of its file."""

@@ -10,7 +10,7 @@ from flstream.job import ModelSection
 from flstream.model import file_memory
 from flstream.model.checkpoint import unnamed_file
 from flstream.model.digests import body_digest
-from flstream.simulation.factory import filed_model, meta_model, whole_model
+from flstream.simulation.factory import factory_model, meta_model
 from flstream.simulation.module_init import ModuleByModule
 
 SMALL = {
@@ -88,7 +88,7 @@ def test_a_librarys_model_in_files_has_the_bits_of_a_whole_one(
     section, tmp_path, monkeypatch, name
 ):
     monkeypatch.setattr(file_memory, "LEAST_BYTES", 1)
-    whole, filed = whole_model(section(name), 3), filed_model(section(name), 3, tmp_path)
+    whole, filed = (factory_model(section(name), 3, build, tmp_path) for build in ("whole", "auto"))
     assert (filed.way, filed.layout) == ("in files", whole.layout)
     assert body_digest(filed.weights) == body_digest(whole.weights)
 
@@ -96,5 +96,5 @@ def test_a_librarys_model_in_files_has_the_bits_of_a_whole_one(
 @pytest.mark.parametrize("name", ["gpt2", "bert", "lightning"])
 def test_modules_of_a_librarys_model_are_initialised_one_by_one(section, tmp_path, name):
     model = ModuleByModule(meta_model(section(name), 3), 3)
-    assert model.layout == whole_model(section(name), 3).layout
+    assert model.layout == factory_model(section(name), 3, "whole", tmp_path).layout
     assert digest_of(model, tmp_path) == digest_of(model, tmp_path)

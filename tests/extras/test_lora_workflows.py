@@ -77,7 +77,14 @@ def is_what_sites_scored(folder, exported, losses):
     sys.path.insert(0, str(folder))
     from model import base, tokens_of
 
-    net = PeftModel.from_pretrained(base(), exported).eval()
+    own = base()
+    if (exported / "base.safetensors").exists():
+        from safetensors.torch import load_file
+
+        assert not own.load_state_dict(load_file(exported / "base.safetensors"), strict=False)[1]
+        before, now = (net.transformer.h[0].attn.c_attn.weight for net in (base(), own))
+        assert before.ne(now).any()
+    net = PeftModel.from_pretrained(own, exported).eval()
     for index, due in losses.items():
         tokens = tokens_of(index)
         with torch.no_grad():
@@ -86,12 +93,19 @@ def is_what_sites_scored(folder, exported, losses):
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks"), [("fedex", []), ("flora", [UNEQUAL]), ("hlora", [UNEQUAL])]
+    ("kind", "into", "ranks"),
+    [
+        ("fedex", "", []),
+        ("flora", "", [UNEQUAL]),
+        ("hlora", "", [UNEQUAL]),
+        ("fedex", "into=base", []),
+        ("flora", "into=base", [UNEQUAL]),
+    ],
 )
 def test_an_adapter_and_its_residual_open_in_peft_as_sites_scored_them(
-    jobs, libraries, tmp_path, kind, ranks
+    jobs, libraries, tmp_path, kind, into, ranks
 ):
-    how = [*HOW, *ranks, f"workflow={{type={kind}, args{{key_metric=loss}}}}"]
+    how = [*HOW, *ranks, f"workflow={{type={kind}, args{{key_metric=loss, {into}}}}}"]
     run = jobs.run(SCRIPT, *how, model=MODEL)
     assert run.summary.status == "finished", run.summary.error
     assert not run.summary.warnings
@@ -101,7 +115,8 @@ def test_an_adapter_and_its_residual_open_in_peft_as_sites_scored_them(
     exported = tmp_path / "exported"
     export(run.directory.path, exported)
     config = json.loads((exported / "adapter_config.json").read_text())
-    held = 16 if kind == "hlora" else 16 + 32  # a layer of 32 inputs has no residual above that
+    # A layer of 32 inputs has no residual above that.
+    held = 16 if kind == "hlora" or into else 16 + 32
     assert (config["r"], config["lora_alpha"]) == (held, 2 * held)
     scored = run.summary.metrics[-1]["sites"]
     # A site of a smaller rank scores as much of hlora's model as it holds.
@@ -135,3 +150,64 @@ def test_fedex_folds_with_patterns_of_the_factors_alone(jobs):
     half = jobs.run(SCRIPT, *how, "aggregation.exclude=[lora_A]", model=MODEL)
     assert "aggregate both (aggregation.include)" in half.summary.error
     assert not of_kind(half, SiteUpdate)
+
+
+INTO_BASE = [*HOW, "model.args.rank=4", "workflow={type=fedex, args{key_metric=loss, into=base}}"]
+
+
+def test_a_run_that_adds_to_its_base_resumes_wherever_it_was_cut_off(jobs):
+    run = jobs.run(SCRIPT, *INTO_BASE, model=MODEL)
+    assert run.summary.status == "finished", run.summary.error
+    journal, digest = run.directory.events, run.summary.model.digest
+    lines = journal.read_bytes().splitlines(keepends=True)
+    effects = [place for place, line in enumerate(lines) if b'"kind":"effect"' in line]
+    assert len(effects) == 3 * 3  # fold, merge and evaluate
+    for number in (1, 4, 5, 8):
+        journal.write_bytes(b"".join(lines[: effects[number - 1] + 1]))
+        resumed = jobs.go_on(run, SCRIPT, *INTO_BASE, model=MODEL)
+        assert resumed.summary.status == "finished", resumed.summary.error
+        assert resumed.summary.model.digest == digest
+    back = jobs.go_on(run, SCRIPT, *INTO_BASE, model=MODEL, from_round=1)
+    assert back.summary.model.digest == digest
+
+
+def test_the_bases_of_earlier_rounds_go_with_their_models_and_processes_end_in_equal_bits(jobs):
+    how = [*INTO_BASE, "checkpoints.keep=1"]
+    inline = jobs.run(SCRIPT, *how, model=MODEL)
+    assert inline.summary.status == "finished", inline.summary.error
+    present = {path.name for path in inline.directory.checkpoints.iterdir()}
+    bases = {name for name in present if name.endswith(".base.safetensors")}
+    assert {name[:10] for name in bases} == {"round-0001", "round-0003"}  # the best, and the last
+    assert {name.replace(".base", "") for name in bases} <= present
+    digests = {inline.summary.model.digest}
+    for more in ("clients.parallel=1", "clients.parallel=3"):
+        run = jobs.run(SCRIPT, *how, more, "engine.type=local", model=MODEL)
+        assert run.summary.status == "finished", run.summary.error
+        digests.add(run.summary.model.digest)
+    assert len(digests) == 1
+
+
+WRONG = """
+
+def factors(rank):
+    net = build(rank)
+    return {name: value for name, value in get_peft_model_state_dict(net).items()}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "factory", "sentence"),
+    [
+        (
+            MODEL.replace("import LoraConfig,", "import get_peft_model_state_dict, LoraConfig,")
+            + WRONG,
+            "model:factors",
+            "no adapter of PEFT",
+        ),
+        (MODEL.replace("r=rank,", "r=rank, alpha_pattern={'c_fc': 3},"), "model:build", "scalings"),
+    ],
+)
+def test_an_adapter_that_cannot_be_added_to_the_base_is_a_sentence(jobs, model, factory, sentence):
+    run = jobs.run(SCRIPT, *INTO_BASE, f"model.factory={factory}", model=model)
+    assert run.summary.status == "failed"
+    assert sentence in run.summary.error

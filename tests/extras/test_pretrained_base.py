@@ -115,3 +115,37 @@ def test_a_base_of_a_folder_is_that_of_from_pretrained_and_is_built_once(librari
 
 def test_mistakes_of_a_folder_are_sentences(libraries, tmp_path):
     libraries(mistakes_are_named, tmp_path)
+
+
+OWN_BASE = """
+import torch
+from peft import LoraConfig, get_peft_model
+
+
+def build():
+    net = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.Linear(400, 10))
+    return get_peft_model(net, LoraConfig(r=2, target_modules=["0"]))
+"""
+
+
+def frozen_weights_are_counted(folder):
+    from flstream.job.load import make_job
+    from flstream.simulation.forecast import forecast
+    from flstream.simulation.model_builder import initial_layout
+
+    (folder / "net_of_frozen.py").write_text(OWN_BASE)
+    (folder / "client.py").touch()
+    values = {"name": "frozen", "rounds": 1, "clients": {"count": 2}}
+    values |= {"model": {"factory": "net_of_frozen:build"}, "train": {"script": "client.py"}}
+    job = make_job(values, folder, "the test")
+    layout, _, building = initial_layout(job)
+    assert layout.nbytes == 4 * 2 * (300 + 400)
+    assert building.frozen == 4 * (300 * 400 + 400 + 400 * 10 + 10)
+    without = forecast(job, layout, building=building._replace(frozen=0))
+    assert forecast(job, layout, building=building).total_bytes - without.total_bytes == (
+        2 * building.frozen
+    )
+
+
+def test_what_lies_below_an_adapter_of_a_site_s_own_base_is_counted(libraries, tmp_path):
+    libraries(frozen_weights_are_counted, tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import RayCluster, is_possible
-from ray_jobs import JOB, Marks, finish, summary_of, write_job
+from ray_jobs import JOB, Marks, finish, summary_of, write_app, write_job
 
 JOBS = Path(__file__).parents[2] / "jobs"
 # 25 to 40 s each.
@@ -19,6 +19,16 @@ BITS = {
     "command": (JOBS / "exchange", ["rounds=2", "model.args.size=4MiB", "train.command=python"]),
     "gpt2": (JOBS / "gpt2" / "lora.conf", ["rounds=2", "train.args.max_steps=2"]),
     "swarm": (JOBS / "digits", ["rounds=3", "workflow.type=swarm"]),
+    "diloco": (
+        JOBS / "diloco",
+        [
+            "rounds=6",
+            "workflow.args={inner_steps=6, fragments=2, overlap=2, alpha=0.5, evaluate_every=3}",
+            "train.args.steps=18",
+            "streaming.codecs={up=[int4], down=[int8], down_of=changes}",
+        ],
+    ),
+    "flower": (None, []),
     "clock": (JOBS / "stragglers", ["rounds=8", "workflow={type=fedbuff, args{buffer_size=5}}"]),
 }
 
@@ -54,6 +64,7 @@ def local(job, run, *options):
 @pytest.mark.parametrize("name", BITS)
 def test_the_bits_are_those_of_one_machine(cluster, folder, name):
     job, settings = BITS[name]
+    job = job or write_app(folder / "app")
     options = [word for each in settings for word in ("--set", each)]
     status, text = finish(cluster.simulate(job, folder / f"{name}-ray", *options))
     assert status == 0, text

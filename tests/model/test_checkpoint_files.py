@@ -309,7 +309,7 @@ def test_a_mapped_model_has_the_bits_and_kinds_of_the_file(path):
     # The descriptor's offset is shared with other processes.
     with opened(path) as fd:
         os.lseek(fd, 17, os.SEEK_SET)
-        source = MappedModel(fd, "the checkpoint").source()
+        source = MappedModel(fd, "the checkpoint")
         assert body_of(source) == body_of(FileSource(path))
         assert os.lseek(fd, 0, os.SEEK_CUR) == 17
 

@@ -1,8 +1,8 @@
-"""Tensors on another device go through host memory, a range at a time, and none before its copy."""
+"""Tensors on another device go through host memory, a range at a time."""
 
 import pytest
 import torch
-from late_device import late
+from other_device import device
 from support import as_bytes, body_of
 
 from flstream.errors import LayoutError
@@ -10,7 +10,7 @@ from flstream.model import tensor_view
 from flstream.model.copy import copy
 from flstream.model.memory import MemoryBody
 
-__all__ = ["late"]
+__all__ = ["device"]
 
 
 def tensors():
@@ -31,23 +31,23 @@ def tensors():
 def test_what_is_read_and_received_is_what_it_would_be_on_the_cpu(request, step):
     plain = MemoryBody.of(tensors())
     expected = body_of(plain)
-    late = request.getfixturevalue("late")
+    device = request.getfixturevalue("device")
     body = MemoryBody.of(tensors())
     assert body.layout == plain.layout
     assert body.layout.aliases == {"weight": "tied"}
-    assert late.copies == 0
+    assert device.copies == 0
     assert body_of(body, step) == expected
-    assert late.copies >= len(body.layout.tensors) - 1  # one of them is empty
-    read = late.copies
+    assert device.copies >= len(body.layout.tensors) - 1  # one of them is empty
+    read = device.copies
     into = {name: torch.zeros(each.shape, dtype=each.dtype) for name, each in tensors().items()}
     into["weight"] = into["tied"]
     copy(body, MemoryBody.over(into), step=step)
-    assert late.copies > 2 * read
-    assert late.largest <= step
+    assert device.copies > 2 * read
+    assert device.largest <= step
     assert b"".join(as_bytes(into[spec.name]) for spec in plain.layout.tensors) == expected
 
 
-def test_ranges_may_be_committed_in_any_order(late):
+def test_ranges_may_be_committed_in_any_order(device):
     into = {"w": torch.zeros(64, dtype=torch.uint8)}
     sink = MemoryBody.over(into)
     first, second = sink.views(0, 16), sink.views(16, 64)
@@ -58,7 +58,7 @@ def test_ranges_may_be_committed_in_any_order(late):
     assert into["w"].tolist() == [1] * 16 + [2] * 48
 
 
-def test_a_change_during_an_offer_is_noticed(late):
+def test_a_change_during_an_offer_is_noticed(device):
     weight = torch.zeros(8)
     assert tensor_view.is_elsewhere(weight)
     body = MemoryBody.of({"w": weight})
@@ -67,7 +67,7 @@ def test_a_change_during_an_offer_is_noticed(late):
     assert "tensor 'w' was changed" in body.changed()
 
 
-def test_what_cannot_be_received_into_is_refused(late):
+def test_what_cannot_be_received_into_is_refused(device):
     with pytest.raises(LayoutError, match=r"'w' is not contiguous"):
         MemoryBody.over({"w": torch.zeros(4, 6).t()})
     with pytest.raises(LayoutError, match="'w' is lazily conjugated or negated"):

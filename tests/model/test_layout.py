@@ -10,8 +10,8 @@ from support import cuts, entries, layouts
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE
-from flstream.model.header import MAX_HEADER_BYTES, header_length
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import MAX_HEADER_BYTES, header_length, parse_header
+from flstream.model.layout import Layout
 from flstream.model.order import in_order, order_text
 
 

@@ -17,8 +17,8 @@ from torch import nn
 
 from flstream.errors import LayoutError
 from flstream.model.dtypes import BY_CODE, torch_dtype
-from flstream.model.header import TensorInfo
-from flstream.model.layout import Layout, parse_header
+from flstream.model.header import parse_header
+from flstream.model.layout import Layout, TensorInfo
 from flstream.model.memory import Framework, MemoryBody
 from flstream.model.reuse import ModelMemory
 from flstream.model.source import Scratch, views_of

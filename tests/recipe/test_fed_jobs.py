@@ -12,6 +12,7 @@ from flstream.recipe import (
     PTModel,
     ScriptRunner,
 )
+from flstream.recipe.components import COMPONENTS
 
 
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):
@@ -63,6 +64,7 @@ def test_sites_that_are_addressed_are_the_jobs_sites(folder):
     job.to_server(IntimeModelSelector("error", negate_key_metric=True))
     for site, step in (("north", 1), ("south", 3)):
         job.to(ScriptRunner("client.py", f"--step {step}"), site)
+        job.to(COMPONENTS["CellPipe"](mode="PASSIVE"), site)
     folder = job.export_job("jobs")
     assert folder.name == "cifar"
     loaded = load_job(folder / "job.conf")

@@ -134,7 +134,7 @@ def fold(tmp_path, base):
             joined=lambda model: base,
             bodies=lambda model: [],
             writing=lambda *_, **__: draft,
-            finish=lambda make_durable, number: make_durable()[MAIN],
+            finish=lambda make_durable, *_: make_durable()[MAIN],
         )
         update_store = SimpleNamespace(updates=lambda _, sites: [there[site] for site in sites])
         run_state = SimpleNamespace(

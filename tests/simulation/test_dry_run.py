@@ -134,6 +134,12 @@ def everything(run, args):
             raise RuntimeError("a dry run has no files, and starts no process")
     return model
 
+def merges(run, args):
+    model = run.initial_model(residual=lambda shapes: {"r": [1]})
+    for number in run.rounds():
+        model = run.merge(run.fold(model, run.train(model, run.sites)))
+    return model
+
 def folds(run, see=lambda updates: updates):
     model = run.initial_model()
     for number in run.rounds():
@@ -196,6 +202,8 @@ def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
     offered = {name for name, _ in inspect.getmembers(Run) if not name.startswith("_")}
     offered.add("ended_early")
     assert {name for name in offered if f"run.{name}" not in EVERYTHING} == set()
+    merging = own("merges")
+    assert (merging.flaw, merging.merges, found.merges) == ("", True, False)
 
 
 @pytest.mark.parametrize(

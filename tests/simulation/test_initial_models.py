@@ -21,7 +21,7 @@ from flstream.model.checkpoint import unnamed_file
 from flstream.model.digests import body_digest
 from flstream.report.console import make_console
 from flstream.report.forecast import forecast_json, print_forecast
-from flstream.simulation.factory import filed_model, meta_model, whole_model
+from flstream.simulation.factory import factory_model, meta_model
 from flstream.simulation.forecast import available_in, forecast
 from flstream.simulation.module_init import ModuleByModule
 from flstream.simulation.probe import probe
@@ -46,7 +46,7 @@ def written(weights, folder):
 @pytest.mark.parametrize("name", FILED)
 def test_a_model_in_files_has_the_bits_and_the_layout_of_a_whole_one(tmp_path, monkeypatch, name):
     monkeypatch.setattr(file_memory, "LEAST_BYTES", 1)
-    whole, filed = whole_model(section(name), 3), filed_model(section(name), 3, tmp_path)
+    whole, filed = (factory_model(section(name), 3, build, tmp_path) for build in ("whole", "auto"))
     assert (filed.way, filed.layout) == ("in files", whole.layout)
     assert body_digest(filed.weights) == body_digest(whole.weights)
     assert not list(tmp_path.iterdir())
@@ -54,7 +54,7 @@ def test_a_model_in_files_has_the_bits_and_the_layout_of_a_whole_one(tmp_path, m
 
 def test_what_is_made_of_arrays_or_by_ranges_has_no_files(tmp_path):
     for name, way in (("arrays", "whole"), ("zeros", "range by range")):
-        assert filed_model(section(name), 3, tmp_path).way == way
+        assert factory_model(section(name), 3, "auto", tmp_path).way == way
 
 
 def test_a_disk_without_room_for_a_tensor_is_a_sentence(tmp_path, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_disk_without_room_for_a_tensor_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(file_memory, "LEAST_BYTES", 1)
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     with pytest.raises(CheckpointError, match=r"no room for a tensor of .*No space.*build = whole"):
-        filed_model(section("linears"), 3, tmp_path)
+        factory_model(section("linears"), 3, "auto", tmp_path)
 
 
 def test_files_of_tensors_take_no_descriptors_and_have_no_names(tmp_path):
@@ -84,7 +84,7 @@ def by_module(section, seed=3):
 @pytest.mark.parametrize("name", ["resnet", "layers", "transformer", "tied"])
 def test_modules_are_initialised_one_by_one_with_seeds_of_their_own(tmp_path, name):
     model = by_module(section(name))
-    assert model.layout == whole_model(section(name), 3).layout
+    assert model.layout == factory_model(section(name), 3, "whole", tmp_path).layout
     assert 0 < model.peak < model.layout.nbytes
     digest = body_digest(written(model, tmp_path))
     assert digest == body_digest(written(model, tmp_path))
@@ -156,14 +156,14 @@ from pathlib import Path
 from flstream.job import ModelSection
 from flstream.model.formats import open_checkpoint
 from flstream.model.checkpoint import write_checkpoint
-from flstream.simulation.factory import filed_model
+from flstream.simulation.factory import factory_model
 import torch, numpy, flstream.model.file_memory, flstream.model.archives
 
 def opened(place):
     if ":" not in place:
         return open_checkpoint(Path(place))
     section = ModelSection.model_construct(factory=place)
-    return filed_model(section, 3, Path(".")).weights
+    return factory_model(section, 3, "auto", Path(".")).weights
 
 def held():
     return int(re.search("RssAnon:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) << 10

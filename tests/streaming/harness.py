@@ -1,4 +1,4 @@
-"""A service with receivers at pipes: all in one process, but for the tests that need a death."""
+"""A service with receivers at pipes, all in one process."""
 
 import socket
 import time
@@ -163,10 +163,12 @@ def received(
     *,
     held: Source | None = None,
     decode: Callable[[Source], Source] | None = None,
+    decoder_for: Callable[[Layout], Any] = lambda layout: None,
     wanted: Sequence[tuple[int, int]] | None = None,
 ) -> Any:
     """Receive a ref's body into a sink, to the end of its download."""
     with remote:
+        remote.decoder = decoder_for(remote.layout)
         body = remote if decode is None else decode(remote)
         sink = sink_for(body.layout)
         if held is not None:

@@ -32,7 +32,6 @@ SENDERS: dict[str, tuple[str, ...]] = {
     "a layout with a hole": ("ProtocolError",),
     "a layout without end": ("ProtocolError", "LayoutError"),
     "a layout that does not fit": ("LayoutError",),
-    "names in no order": ("ProtocolError",),
     "chunks of an odd length": ("ProtocolError",),
     "bytes of elsewhere": ("BrokenStreamError",),
     "too few bytes": ("BrokenStreamError",),
@@ -65,7 +64,6 @@ OPENED: dict[str, dict[str, object]] = {
     "a layout with a hole": {"layout": layout_of(("v", 0, 10), ("w", 20, NBYTES + 10))},
     "a layout without end": {"layout": layout_of(("w", 0, 2**62))},
     "a layout that does not fit": {"layout": layout_of(("w", 0, NBYTES - 16))},
-    "names in no order": {"order": [1]},
     "chunks of an odd length": {"chunk_size": 17},
 }
 """What a sender says of what it has, in place of the truth."""
@@ -195,42 +193,3 @@ def receiver_of(case: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> I
         Receiver(Channel(ours, "liar"), "liar", limits=limits) as receiver,
     ):
         yield receiver, sender
-
-
-def _fetch(token: bytes, stop: int = 48_000, chunk_size: int = 4096) -> bytes:
-    return message("Fetch", 1, token=token, ranges=[(0, stop)], chunk_size=chunk_size)
-
-
-def _close(token: bytes, *, ok: bool, reason: str = "") -> bytes:
-    return message("Close", 9, token=token, ok=ok, reason=reason)
-
-
-RECEIVERS: dict[str, Callable[[bytes], bytes]] = {
-    "an honest one": lambda token: greeting() + _fetch(token) + _close(token, ok=True),
-    "silence": lambda token: greeting(),
-    "an end": lambda token: greeting(),
-    "junk": lambda token: greeting() + b"FLST" * 100,
-    "no greeting": _fetch,
-    "another version": lambda token: greeting(version=9),
-    "no message": lambda token: greeting() + packed(1, 1, 0, b"\xc1"),
-    "an answer": lambda token: greeting() + message("Pong", 1),
-    "a damaged request": lambda token: greeting() + _fetch(token)[:-1] + b"?",
-    "bytes beyond the end": lambda token: greeting() + _fetch(token, stop=2**40),
-    "chunks of an odd length": lambda token: greeting() + _fetch(token, chunk_size=17),
-    "a failure": lambda token: greeting() + _close(token, ok=False, reason="no\x1b[2J"),
-    "greed": lambda token: greeting() + _fetch(token) * 200,
-}
-"""What receivers say that are offered the ref of a token."""
-
-
-def receiver(sock: socket.socket, case: str, token: bytes) -> Liar:
-    """A receiver that says one thing, and then reads what comes: see :data:`RECEIVERS`."""
-
-    def say(sock: socket.socket) -> None:
-        sock.sendall(RECEIVERS[case](token))
-        if case == "an end":
-            sock.shutdown(socket.SHUT_RDWR)
-        while case != "greed" and sock.recv(1 << 16):
-            pass
-
-    return Liar(sock, say)

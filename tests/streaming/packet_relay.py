@@ -13,9 +13,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from packets import HEADER_BYTES, MESSAGE, BrokenError, Packet, packed, read_packet
+from packets import HEADER_BYTES, MESSAGE, BrokenError, Packet, read_packet
 
 Way = Literal["up", "down"]
 """Direction of packets: from the receiver, or to it."""
@@ -132,22 +132,6 @@ def _ended(error: type[Exception]) -> Fault:
     return end
 
 
-def _lie(**fields: Callable[[Packet, random.Random], Any]) -> Fault:
-    """Say what a sender would that has lost its head, with digests that are right."""
-
-    def lie(packet: Packet, rng: random.Random) -> list[bytes]:
-        honest = {name: getattr(packet, name) for name in ("kind", "number", "start", "payload")}
-        return [packed(**honest | {name: field(packet, rng) for name, field in fields.items()})]
-
-    return lie
-
-
-LIES: dict[str, Fault] = {
-    "moved": _lie(start=lambda it, rng: it.start + 16 * rng.randrange(1, 1000)),
-    "shortened": _lie(payload=lambda it, rng: it.payload[: rng.randrange(len(it.payload) + 1)]),
-    "relabelled": _lie(kind=lambda it, rng: rng.choice([1, 2, 3, 4])),
-    "renumbered": _lie(number=lambda it, rng: it.number + rng.randrange(1, 5)),
-}
 FAULTS: dict[str, Fault] = {
     "slow": _slowly,
     "lost": lambda packet, rng: [],
@@ -159,7 +143,6 @@ FAULTS: dict[str, Fault] = {
     "ended": _ended(EndError),
     "reset": _ended(ResetError),
     "stalled": _ended(StallError),
-    **LIES,
 }
 
 

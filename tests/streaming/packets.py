@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from typing import Any, NamedTuple
@@ -58,10 +57,9 @@ def message(name: str, number: int, **fields: Any) -> bytes:
     return packed(MESSAGE, number, 0, msgspec.msgpack.encode(content))
 
 
-def greeting(instance: bytes | None = None, version: int = VERSION) -> bytes:
-    """First message of either side; by default, as a new process."""
-    instance = os.urandom(16) if instance is None else instance
-    return message("Hello", 0, version=version, instance=instance)
+def greeting(version: int = VERSION) -> bytes:
+    """First message of either side."""
+    return message("Hello", 0, version=version)
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:

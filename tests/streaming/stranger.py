@@ -137,7 +137,7 @@ class Body:
             self.size = stop
         self.entries |= {name: self.entries[tied[name]] for name in sorted(tied)}
         names = list(self.entries)
-        order = opened.get("order") or range(len(names))
+        order = json.loads(opened.get("order") or "[]") or range(len(names))
         if sorted(order) != [*range(len(names))]:
             raise FailedError("names in no order")
         self.names = [names[place] for place in order]
@@ -206,7 +206,7 @@ class Stranger:
         on_packet: Callable[[Packet], Packet | None] = lambda packet: packet,
     ) -> None:
         self.connect, self.returns, self.on_packet = connect, returns, on_packet
-        self.instance, self.token = os.urandom(16), NOBODY
+        self.token = NOBODY
         self.connections = self.number = 0
         self.awaited = self.fetching = self.pinged = -1  # Numbers of requests.
         self.useful = time.monotonic()
@@ -228,7 +228,7 @@ class Stranger:
         self.connections += 1
         with self.sending:  # No beat goes first.
             self.sock = sock
-            sock.sendall(greeting(self.instance))
+            sock.sendall(greeting())
 
     def _beat(self) -> None:
         while not self.ended.wait(BEAT_AFTER):

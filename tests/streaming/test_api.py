@@ -26,7 +26,7 @@ from flstream.streaming import (
     download_tensors,
     wire,
 )
-from flstream.streaming.wire import MAX_LABELS
+from flstream.streaming.wire import MAX_SPECS
 
 MODEL = OrderedDict(
     (name, tensor(code, shape, seed=len(name)))
@@ -160,14 +160,14 @@ def test_more_ranges_than_a_request_has_are_fetched_by_several(harness, monkeypa
     assert [int(value) for value in got.values()] == list(range(0, 1_000, 2))
 
 
-def test_more_labels_than_a_request_has_are_looked_up_by_several(harness):
-    specs = [TensorSpec(f"t{number}", number) for number in range(MAX_LABELS + 1)]
+def test_more_tensors_than_a_request_has_are_looked_up_by_several(harness):
+    specs = [TensorSpec(f"t{number}", number) for number in range(MAX_SPECS + 1)]
     for number, spec in enumerate(specs):
         tensors = {spec.tensor_name: torch.tensor(number)}
         add_tensors(harness.service, tensors, ["site-1"], round=number)
     signal, receiver = Signal(), harness.receiver()
     _, got = download_specs(receiver, specs, abort_signal=signal)
-    assert [int(value) for value in got.values()] == list(range(MAX_LABELS + 1))
+    assert [int(value) for value in got.values()] == list(range(MAX_SPECS + 1))
     signal.set()
     with pytest.raises(AbortedError):
         download_specs(receiver, specs, abort_signal=signal)

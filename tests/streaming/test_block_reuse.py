@@ -17,7 +17,7 @@ from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
 from flstream.streaming.api import add_arrays, download_file
 from flstream.streaming.download import RemoteSource
-from flstream.streaming.refs import BlockDigests
+from flstream.streaming.refs import block_length
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import Opened, pack_message
 
@@ -123,7 +123,7 @@ def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):
 
 @pytest.mark.parametrize("nbytes", [0, 1, 64 << 10, 16 << 30, (16 << 30) + 1, 1 << 40])
 def test_the_digests_of_all_blocks_take_2_mib_at_most(nbytes):
-    size = BlockDigests(nbytes).block
+    size = block_length(nbytes)
     assert size >= 64 << 10
     assert -(-nbytes // size) * 8 <= 2 << 20
 

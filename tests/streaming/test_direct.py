@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from harness import QUICK, fetch, received
-from packets import message, read_packet
+from packets import greeting, message, read_packet
 from support import body_of
 
 from flstream.errors import ChannelClosedError, ProtocolError, RefusedError
@@ -158,7 +158,7 @@ def test_a_place_that_cannot_be_is_refused(place, tmp_path):
         where = {"type": "memory", "spans": SPANS.get(place)}
         if place not in SPANS:
             where = {"type": "file", "offset": 8}
-        ours.sendall(message("Hello", 0, version=3, instance=b""))
+        ours.sendall(greeting())
         answer = message("Opened", 1, layout=header, place=where) + message("Closed", 2)
         socket.send_fds(ours, [answer], [file.fileno()] * (place == "a short file"))
         with pytest.raises((ProtocolError, ChannelClosedError)):
@@ -171,7 +171,7 @@ def test_memory_that_is_not_there_is_asked_for_as_frames():
     ours, theirs = socket.socketpair()
     with ours, Receiver(Channel(theirs, "server", direct=True), "server") as receiver:
         where = {"type": "memory", "spans": [(4096, BODY.layout.nbytes)]}
-        ours.sendall(message("Hello", 0, version=3, instance=b""))
+        ours.sendall(greeting())
         header = BODY.layout.plain_header[8:]
         ours.sendall(message("Opened", 1, layout=header, place=where))
         remote = RemoteSource(receiver, bytes(16), QUICK)

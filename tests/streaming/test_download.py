@@ -139,6 +139,13 @@ def test_a_source_of_ones_own_is_offered_range_by_range(harness, chunk_size):
     assert torch.equal(body.tensors["squares"], torch.arange(300_000) ** 2)
 
 
+def test_an_encoded_form_comes_with_the_layout_of_what_it_stands_for(harness):
+    encoded, layout = Squares(10), MemoryBody.of(MODEL).layout
+    ref = harness.service.offer(encoded, ["site-1"], decoded=layout)
+    with RemoteSource(harness.receiver(), ref.token, QUICK) as remote:
+        assert (remote.layout, remote.decoded) == (encoded.layout, layout)
+
+
 def test_a_connection_carries_one_download_at_a_time_and_threads_wait_for_their_turn(harness):
     receiver = harness.receiver()
     first, second = harness.offer(MODEL), harness.offer(MODEL)

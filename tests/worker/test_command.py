@@ -20,7 +20,7 @@ from flstream.engines.processes import ProcessHost
 from flstream.errors import ChannelClosedError, SimulationError
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.command import _listener
-from flstream.worker.messages import Failed, Goodbye, Logged, Ready, Stop
+from flstream.worker.messages import Failed, Logged, Ready, Stop
 
 PYTHON = sys.executable
 Start = Callable[..., Server]
@@ -155,7 +155,7 @@ def test_ranks_take_part_in_each_task_and_rank_0_answers(start, run, pair, tmp_p
         server.fetch(trained)
         server.evaluate(MODEL, "site-1", round_number=number)
     server.control.send(Stop())
-    assert server.hear(Goodbye).peak_rss > 0
+    assert server.hear(Stop).peak_rss > 0
     ends(server)
     *lines, first, second = sorted(run.site_log("site-1").read_text().splitlines())
     assert first == second  # also the numbers that were drawn
@@ -173,7 +173,7 @@ def test_one_process_of_a_command_needs_no_launcher(start, run):
     server.fetch(server.train(MODEL, "site-1"))
     assert run.site_log("site-1").read_text() == "[]\n"
     server.control.send(Stop())
-    server.hear(Goodbye)
+    server.hear(Stop)
 
 
 # What another rank sees of a failure is a broken connection, a moment later, as with torch.

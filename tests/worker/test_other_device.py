@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from late_device import late
+from other_device import device
 
-__all__ = ["late"]
+__all__ = ["device"]
 
 SCRIPT = """
 import torch
@@ -22,7 +22,7 @@ while flare.is_running():
 
 
 @pytest.mark.parametrize("sites", [["site-3"], ["site-1", "site-2"]])
-def test_tensors_of_another_device_travel_through_the_host(script, late, sites):
+def test_tensors_of_another_device_travel_through_the_host(script, device, sites):
     given = {"weight": torch.randn(200, 300), "bias": torch.randn(200)}
     with script(SCRIPT, site=sites[0] if len(sites) == 1 else None) as serving:
         for number in (1, 2):
@@ -32,4 +32,4 @@ def test_tensors_of_another_device_travel_through_the_host(script, late, sites):
             for update in updates:
                 assert torch.equal(update["weight"], given["weight"] + 1)
                 assert torch.equal(update["bias"], given["bias"] + 1)
-    assert late.copies > 4
+    assert device.copies > 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 from serving import Server, write
 
-from flstream.worker.messages import Failed, Goodbye, Ready, Stop
+from flstream.worker.messages import Failed, Ready, Stop
 
 MIB = 1 << 20
 
@@ -15,9 +15,9 @@ def model(elements: int = 4) -> dict[str, torch.Tensor]:
     return {"w": torch.zeros(elements)}
 
 
-def stop(server: Server) -> Goodbye:
+def stop(server: Server) -> Stop:
     server.control.send(Stop())
-    return server.hear(Goodbye)
+    return server.hear(Stop)
 
 
 PRINTS = """
@@ -64,7 +64,7 @@ def test_a_sites_own_process_prints_into_its_log_from_the_start(
         assert f"{log}: Is a directory" in failed.reason
     else:
         assert failed.reason == "client.py, line 2 raised ZeroDivisionError: division by zero"
-        server.hear(Goodbye)
+        server.hear(Stop)
         assert log.read_text().startswith("early\n")
         assert "Traceback" in log.read_text()
 

@@ -7,11 +7,11 @@ import socket
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections import Counter, UserList
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -33,7 +33,7 @@ from flstream.model.memory import MemoryBody
 from flstream.model.order import ORDER, in_order
 from flstream.transport.messages import MessageChannel
 
-ReplyT = TypeVar("ReplyT", bound=msgspec.Struct)
+ResultT = TypeVar("ResultT")
 
 WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
@@ -42,7 +42,7 @@ WEIGHT = "num-examples"
 class ReplyUpdate(NamedTuple):
     """Arrays of a site's reply that are an update of the model, and the weight that it has."""
 
-    grid: AppGrid
+    grid: Grid
     batch: requests.Batch
     site: str
     weight: Any
@@ -56,17 +56,80 @@ def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Arra
     return in_order(arrays, source.layout, text)
 
 
-class Grid(ABC):
-    """Nodes of a run, and the messages to them.
+class Replies(UserList[Message]):
+    """List of replies to messages, in their order; sites answer once one is looked at.
+
+    Passed on to a strategy unseen, they are folded as they come.
 
     Args:
+        replies: The replies, where they were looked at.
+        grid: The grid.
+        batches: For each message, the batch that it was sent in.
+        messages: The messages.
+    """
+
+    grid: Grid | None = None
+    _replies: list[Message]
+
+    def __init__(
+        self,
+        replies: Iterable[Message] = (),
+        grid: Grid | None = None,
+        batches: Sequence[requests.Batch] = (),
+        messages: Sequence[Message] = (),
+    ) -> None:
+        super().__init__(replies)
+        self.grid, self.batches, self._messages = grid, batches, messages
+
+    @property
+    def data(self) -> list[Message]:
+        """The replies, for which the sites are asked first where nobody has looked at them."""
+        if self.grid is not None:
+            grid, self.grid = self.grid, None
+            self._replies = grid.replies(self.batches, self._messages)
+        return self._replies
+
+    @data.setter
+    def data(self, replies: list[Message]) -> None:
+        self._replies = replies
+
+
+class RunOverError(BaseException):
+    """The run has met its ``stop_when`` or ``patience``: the ServerApp is to end."""
+
+
+class Grid:
+    """Nodes of a run, and the messages to them, over the socket of its workflow.
+
+    Args:
+        server: The socket.
         place: The app.
 
     Attributes:
         run_id: Id of the run.
+        last: The model that the run was left with last.
+        stepped_by: The strategy whose moments lie beside it; None for none.
     """
 
-    def __init__(self, place: requests.AppPlace) -> None:
+    stepped_by: object = None
+
+    def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
+        self._enter(place)
+        self._channel = MessageChannel[requests.AppResult](server, "the server", requests.AppResult)
+        self._turn = threading.RLock()  # an app may use the grid in threads
+        self._folder = Path(place.files)
+        # Numbers of batches and versions of models that nobody refers to any more.
+        self._batches_dropped, self._models_dropped = list[int](), list[int]()
+        self.last = self._model("newest")
+        source = FileSource(Path(self.last.path))
+        self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
+        self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
+        self._batches, self._messages = itertools.count(1), itertools.count(1)
+        began = self.remember("the time", lambda: repr(time.time()).encode())
+        self._began = float(began.decode())
+
+    def _enter(self, place: requests.AppPlace) -> None:
+        """Take the ids of the run and of its nodes."""
         self.run_id = requests.run_id(place.seed)
         self._sites = {requests.node_id(place.seed, site): site for site in place.sites}
         self._pushed: dict[str, Message] = {}
@@ -75,16 +138,42 @@ class Grid(ABC):
         """Return the ids of the nodes, in the order of the sites."""
         return list(self._sites)
 
-    @abstractmethod
+    def _call(self, kind: type[ResultT], method: str, *arguments: Any) -> ResultT:
+        """Call a method of :class:`flstream.compat.flower.program.RunCalls`."""
+        with self._turn:
+            self._channel.send(requests.AppCall(method, arguments), timeout=None)
+            return msgspec.convert(self._channel.receive().value, kind)
+
+    def _model(self, method: str, *arguments: Any) -> ModelOfRun:
+        """Call a method for a new model, whose version is noted once nobody refers to it."""
+        model = self._call(ModelOfRun, method, *arguments)
+        weakref.finalize(model, self._models_dropped.append, model.version).atexit = False
+        return model
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
+    ) -> Sequence[Message]:
         """Send messages, and return the replies to them, in their order.
 
         Args:
             messages: The messages.
             timeout: Seconds that a node may take; None for ``clients.round_timeout``.
         """
+        messages = list(messages)
+        with self._turn:
+            batches = self._batches_of(messages)
+            unused = [
+                [dropped.pop(0) for _ in range(len(dropped))]
+                for dropped in (self._batches_dropped, self._models_dropped)
+            ]
+            if messages:
+                sent = list(dict.fromkeys(batches))
+                seconds = None if timeout is None else float(timeout)
+                if not self._call(bool, "send", sent, seconds, *unused):
+                    raise RunOverError
+                for batch in sent:
+                    batch.messages.clear()
+        return Replies((), self, batches, messages)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and wait until the nodes have answered; return their ids."""
@@ -109,113 +198,6 @@ class Grid(ABC):
     ) -> Message:
         """Return a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
-
-
-class Replies(UserList[Message]):
-    """List of replies to messages, in their order; sites answer once one is looked at.
-
-    Passed on to a strategy unseen, they are folded as they come.
-
-    Args:
-        replies: The replies, where they were looked at.
-        grid: The grid.
-        batches: For each message, the batch that it was sent in.
-        messages: The messages.
-    """
-
-    grid: AppGrid | None = None
-    _replies: list[Message]
-
-    def __init__(
-        self,
-        replies: Iterable[Message] = (),
-        grid: AppGrid | None = None,
-        batches: Sequence[requests.Batch] = (),
-        messages: Sequence[Message] = (),
-    ) -> None:
-        super().__init__(replies)
-        self.grid, self.batches, self._messages = grid, batches, messages
-
-    @property
-    def data(self) -> list[Message]:
-        """The replies, for which the sites are asked first where nobody has looked at them."""
-        if self.grid is not None:
-            grid, self.grid = self.grid, None
-            self._replies = grid.replies(self.batches, self._messages)
-        return self._replies
-
-    @data.setter
-    def data(self, replies: list[Message]) -> None:
-        self._replies = replies
-
-
-class RunOverError(BaseException):
-    """The run has met its ``stop_when`` or ``patience``: the ServerApp is to end."""
-
-
-class AppGrid(Grid):
-    """Grid of a run, over the socket of its workflow.
-
-    Args:
-        server: The socket.
-        place: The app.
-
-    Attributes:
-        last: The model that the run was left with last.
-        stepped_by: The strategy whose moments lie beside it; None for none.
-    """
-
-    stepped_by: object = None
-
-    def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
-        super().__init__(place)
-        self._channel = MessageChannel[requests.ToApp](server, "the server", requests.ToApp)
-        self._turn = threading.RLock()  # an app may use the grid in threads
-        self._folder = Path(place.files)
-        # Numbers of batches and versions of models that nobody refers to any more.
-        self._batches_dropped, self._models_dropped = list[int](), list[int]()
-        self.last = self._model(self._reply(ModelOfRun))
-        source = FileSource(Path(self.last.path))
-        self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
-        self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
-        self._batches, self._messages = itertools.count(1), itertools.count(1)
-        began = self.remember("the time", lambda: repr(time.time()).encode())
-        self._began = float(began.decode())
-
-    def _reply(self, kind: type[ReplyT]) -> ReplyT:
-        reply = self._channel.receive()
-        if isinstance(reply, requests.End):
-            raise RunOverError
-        assert isinstance(reply, kind), f"{type(reply).__name__} is out of turn"
-        return reply
-
-    def _model(self, model: ModelOfRun) -> ModelOfRun:
-        """Return a new model, whose version is noted once nobody refers to it."""
-        weakref.finalize(model, self._models_dropped.append, model.version).atexit = False
-        return model
-
-    def _ask(self, request: msgspec.Struct, kind: type[ReplyT]) -> ReplyT:
-        with self._turn:
-            self._channel.send(request, timeout=None)
-            return self._reply(kind)
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Replies:
-        """Send messages; see :class:`Grid`."""
-        messages = list(messages)
-        with self._turn:
-            batches = self._batches_of(messages)
-            unused = [
-                [dropped.pop(0) for _ in range(len(dropped))]
-                for dropped in (self._batches_dropped, self._models_dropped)
-            ]
-            if messages:
-                sent = list(dict.fromkeys(batches))
-                self._ask(requests.Send(sent, timeout, *unused), requests.Done)
-                for batch in sent:
-                    batch.messages.clear()
-        return Replies((), self, batches, messages)
 
     def _batches_of(self, messages: Sequence[Message]) -> list[requests.Batch]:
         """Return the batch of each message, which has it packed.
@@ -291,14 +273,14 @@ class AppGrid(Grid):
             if digest != self.last.digest:
                 path = self._folder / f"arrays-{digest}.safetensors"
                 write_checkpoint(path, body)
-                self._new_model(requests.Store(str(path)))
+                self._new_model("store", str(path))
                 path.unlink()
             record.origin = self.last
             return self.last
 
-    def _new_model(self, request: msgspec.Struct) -> ArrayRecord:
-        """Ask the run for a new model, and return its arrays."""
-        self.last = model = self._model(self._ask(request, ModelOfRun))
+    def _new_model(self, method: str, *arguments: Any) -> ArrayRecord:
+        """Call a method for the run's next model, and return its arrays."""
+        self.last = model = self._model(method, *arguments)
         return ArrayRecord.lying(model, lambda: arrays_of_file(model.path))
 
     def replies(self, batches: Sequence[requests.Batch], sent: Sequence[Message]) -> list[Message]:
@@ -306,7 +288,7 @@ class AppGrid(Grid):
         answers = {
             (batch.number, answer.site): answer
             for batch in dict.fromkeys(batches)
-            for answer in self._ask(requests.Read(batch.number), requests.Answers).answers
+            for answer in self._call(list[requests.Answer], "read", batch.number)
         }
         return [
             self._message(message, batch, answers[batch.number, site])
@@ -320,9 +302,8 @@ class AppGrid(Grid):
 
         def update() -> ArrayRecord:
             def look() -> dict[str, Array]:
-                request = requests.WriteUpdate(batch.number, answer.site)
-                self._ask(request, requests.Done)
-                return arrays_of_file(request.path_in(self._folder), self._order)
+                path = self._call(str, "write_update", batch.number, answer.site)
+                return arrays_of_file(path, self._order)
 
             return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), look)
 
@@ -345,16 +326,16 @@ class AppGrid(Grid):
         weights: list[float] | None = None,
         rule: tuple[str, dict[str, Any]] | None = None,
     ) -> ArrayRecord:
-        """Fold updates into the next model of the run; see :class:`requests.FoldAnswers`."""
-        return self._new_model(requests.FoldAnswers(batch.number, sites, weights, rule))
+        """Fold updates into the next model of the run; see :class:`RunCalls`."""
+        return self._new_model("fold", batch.number, sites, weights, rule)
 
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
         """Compute bytes once in the run: where it was resumed, return what they were."""
         with self._turn:
-            value = self._ask(requests.Remember(name), requests.Value).value
-            if value is None:
-                value = self._ask(requests.Value(compute()), requests.Value).value
-        assert value is not None
+            self._channel.send(requests.AppCall("remember", [name]), timeout=None)
+            if (value := self._channel.receive().value) is None:
+                value = self._call(bytes, "computed", compute())
+        assert isinstance(value, bytes)
         return value
 
     def report(self, record: ArrayRecord, metrics: Mapping[str, Any]) -> None:
@@ -363,11 +344,11 @@ class AppGrid(Grid):
             name: float(value) for name, value in metrics.items() if not isinstance(value, list)
         }
         if numbers and (model := self.store(record)) is not None:
-            self._ask(requests.Report(model.version, numbers), requests.Done)
+            self._call(NoneType, "report", model.version, numbers)
 
     def end(self, error: str = "") -> None:
         """Tell that the ServerApp has ended."""
-        self._channel.send(requests.End(self.last.version, error), timeout=None)
+        self._channel.send(requests.AppCall("end", [self.last.version, error]), timeout=None)
 
 
 class CaughtError(BaseException):
@@ -381,13 +362,16 @@ class CaughtError(BaseException):
 class FirstArrays(Grid):
     """Grid that ends a ServerApp once it is known which arrays it begins with."""
 
+    def __init__(self, place: requests.AppPlace) -> None:
+        self._enter(place)
+
     def begin(self, arrays: ArrayRecord) -> None:
         """Take the arrays that a strategy begins with."""
         raise CaughtError(arrays)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """Take the first arrays of the messages, if there are any."""
         records = [record for m in messages for record in m.content.array_records.values()]
         raise CaughtError(records[0] if records else None)

@@ -13,7 +13,7 @@ import msgspec
 
 from flstream.client.seeding import seed_everything, start_seed
 from flstream.compat.flower import names, requests
-from flstream.compat.flower.grid import AppGrid, CaughtError, FirstArrays, RunOverError
+from flstream.compat.flower.grid import CaughtError, FirstArrays, Grid, RunOverError
 from flstream.compat.flower.messages import SERVER_NODE, Context
 from flstream.debugging import code_failed, sentence
 from flstream.errors import ModelError
@@ -25,7 +25,7 @@ def _failed(error: BaseException) -> str:
     return f"the ServerApp failed: {sentence(error, Path(__file__))}"
 
 
-def run_main(grid: AppGrid | FirstArrays, place: requests.AppPlace) -> None:
+def run_main(grid: Grid, place: requests.AppPlace) -> None:
     """Call the main function of a ServerApp."""
     seed_everything(start_seed(place.seed, ""))
     app = names.load_app(place.folder, place.component)
@@ -57,7 +57,7 @@ def initial_arrays(**place: Any) -> dict[str, Any]:
 def serve_app(server: socket.socket, place: requests.AppPlace) -> None:
     """Run a ServerApp in this process to its end."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    grid = AppGrid(server, place)
+    grid = Grid(server, place)
     try:
         run_main(grid, place)
     except RunOverError:

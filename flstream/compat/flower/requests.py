@@ -1,9 +1,9 @@
-"""Messages between a ServerApp's process and the workflow that does what it asks for."""
+"""Calls of the workflow by a ServerApp's process, and the records that they exchange."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -50,8 +50,8 @@ def run_id(seed: int) -> int:
     return random.Random(f"flstream/flower/run/{seed}").getrandbits(_ID_BITS)
 
 
-class ModelOfRun(msgspec.Struct, tag=True, frozen=True, eq=False, weakref=True):
-    """Workflow: a model of the run, which stays as long as the app refers to it.
+class ModelOfRun(msgspec.Struct, frozen=True, eq=False, weakref=True):
+    """A model of the run, which stays as long as the app refers to it.
 
     Attributes:
         version: Its version.
@@ -99,28 +99,6 @@ class Batch(msgspec.Struct, frozen=True, eq=False, weakref=True):
     messages: list[Sent]
 
 
-class Send(msgspec.Struct, tag=True, frozen=True):
-    """App: send messages. Their sites answer once the answers are read or folded, or at the next.
-
-    Attributes:
-        batches: The messages.
-        timeout: Seconds that a site may take; None for the job's.
-        unused_batches: Numbers of earlier batches to which nobody refers any more.
-        unused_models: Versions of models to which nobody does.
-    """
-
-    batches: list[Batch]
-    timeout: float | None
-    unused_batches: list[int]
-    unused_models: list[int]
-
-
-class Read(msgspec.Struct, tag=True, frozen=True):
-    """App: tell the answers to a batch."""
-
-    batch: int
-
-
 class Answer(msgspec.Struct, frozen=True):
     """Answer of a site.
 
@@ -139,79 +117,19 @@ class Answer(msgspec.Struct, frozen=True):
     has_update: bool = False
 
 
-class Answers(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: the answers to a batch."""
-
-    answers: list[Answer]
-
-
-class WriteUpdate(msgspec.Struct, tag=True, frozen=True):
-    """App: write the update of a site to a file, to be read."""
-
-    batch: int
-    site: str
-
-    def path_in(self, folder: Path) -> Path:
-        """Return the path of the file; it says what it is for a replay, too."""
-        return folder / f"reply-{self.batch}-{self.site}.safetensors"
-
-
-class Store(msgspec.Struct, tag=True, frozen=True):
-    """App: make a durable file a model of the run."""
-
-    path: str
-
-
-class FoldAnswers(msgspec.Struct, tag=True, frozen=True):
-    """App: fold the answers to a batch into a model.
+class AppCall(msgspec.Struct, frozen=True):
+    """Call of a method of :class:`flstream.compat.flower.program.RunCalls`.
 
     Attributes:
-        batch: The batch.
-        sites: The sites whose answers are folded; None for all, as they come.
-        weights: A weight for each of them; None for the answers' own.
-        rule: Name and arguments of a strategy's rule; None for the mean.
+        method: Name of the method.
+        arguments: Its arguments: plain values, and records of this module.
     """
 
-    batch: int
-    sites: list[str] | None = None
-    weights: list[float] | None = None
-    rule: tuple[str, dict[str, Any]] | None = None
+    method: str
+    arguments: Sequence[Any]
 
 
-class Remember(msgspec.Struct, tag=True, frozen=True):
-    """App: return the bytes that were computed under a name."""
+class AppResult(msgspec.Struct, frozen=True):
+    """Value that a method has returned."""
 
-    name: str
-
-
-class Value(msgspec.Struct, tag=True, frozen=True):
-    """Either: the bytes that were computed; None where the app is to compute them now."""
-
-    value: bytes | None
-
-
-class Report(msgspec.Struct, tag=True, frozen=True):
-    """App: a model has these metrics."""
-
-    model: int
-    metrics: dict[str, float]
-
-
-class Done(msgspec.Struct, tag=True, frozen=True):
-    """Workflow: the request is done, or will be once its result is needed."""
-
-
-class End(msgspec.Struct, tag=True, frozen=True):
-    """App: the ServerApp has ended. Workflow: it is to end (``stop_when``, ``patience``).
-
-    Attributes:
-        model: Version of its last model; None where it has none.
-        error: One sentence on the exception that ended it; empty for none.
-    """
-
-    model: int | None = None
-    error: str = ""
-
-
-FromApp = Send | Read | WriteUpdate | Store | FoldAnswers | Remember | Value | Report | End
-ToApp = ModelOfRun | Answers | Value | Done | End
+    value: Any

@@ -8,25 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flstream.aggregation.optimizers import ServerOptimizer
 from flstream.workflows import GroupUpdate, ServerStep, TensorGroup
 
 if TYPE_CHECKING:
     from flstream.aggregation.elements import Array
-
-
-@dataclass(frozen=True)
-class Momentum(ServerStep):
-    """FedAvgM: ``v = momentum v + difference``, and a step of the learning rate along it."""
-
-    learning_rate: float
-    momentum: float
-    begins: bool
-    moments = ("momentum",)
-
-    def step(self, difference: Array, moments: dict[str, Array], updates: int) -> Array:
-        """Make a step; see :class:`ServerStep`."""
-        moments["momentum"] = self.momentum * moments["momentum"] + difference
-        return self.learning_rate * moments["momentum"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +91,7 @@ def rule_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     match name:
         case "momentum":
             rate, momentum = arguments["server_learning_rate"], arguments["server_momentum"]
-            return {"step": Momentum(rate, momentum, begins)}
+            return {"step": ServerOptimizer("fedavgm", rate, momentum, begins=begins)}
         case "adagrad" | "adam" | "yogi":
             numbers = {key: arguments[key] for key in ("eta", "beta_1", "beta_2", "tau")}
             return {"step": Adaptive(name, arguments["round"], begins=begins, **numbers)}

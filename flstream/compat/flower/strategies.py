@@ -11,6 +11,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from flstream.compat.flower.aggregates import (
     validate_message_reply_consistency,
     weights_of,
 )
-from flstream.compat.flower.grid import WEIGHT, AppGrid, FirstArrays, Replies, ReplyUpdate
+from flstream.compat.flower.grid import WEIGHT, FirstArrays, Grid, Replies, ReplyUpdate
 from flstream.compat.flower.messages import Message
 from flstream.compat.flower.numpy_client import ARRAYS, CONFIG
 from flstream.compat.flower.records import (
@@ -114,7 +115,10 @@ class Strategy(ABC):
             if evaluate_fn is None:
                 return None
             grid.store(arrays)
-            metrics = _remembered(grid, evaluate_fn, number, arrays)
+            packed = grid.remember(
+                f"evaluate_fn of round {number}", partial(_scored, evaluate_fn, number, arrays)
+            )
+            metrics = cast(MetricRecord, unpack_records(packed)["metrics"]) if packed else None
             if metrics is not None:
                 log.info("\t└──> evaluate_fn: %s", metrics)
                 result.evaluate_metrics_serverapp[number] = metrics
@@ -149,18 +153,11 @@ class Strategy(ABC):
         return result
 
 
-def _remembered(
-    grid: AppGrid, evaluate_fn: EvaluateFn, number: int, arrays: ArrayRecord
-) -> MetricRecord | None:
-    """Score arrays, once in the run."""
-
-    def compute() -> bytes:
-        with kept_generators():  # which a replay does not draw from either
-            metrics = evaluate_fn(number, arrays)
-        return b"" if metrics is None else pack_records(RecordDict({"metrics": metrics}))
-
-    packed = grid.remember(f"evaluate_fn of round {number}", compute)
-    return cast(MetricRecord, unpack_records(packed)["metrics"]) if packed else None
+def _scored(evaluate_fn: EvaluateFn, number: int, arrays: ArrayRecord) -> bytes:
+    """Score arrays; return no bytes where the function has no metrics."""
+    with kept_generators():  # which a replay does not draw from either
+        metrics = evaluate_fn(number, arrays)
+    return b"" if metrics is None else pack_records(RecordDict({"metrics": metrics}))
 
 
 class FedAvg(Strategy):
@@ -354,7 +351,7 @@ class FedAvg(Strategy):
 
     def _fold(
         self,
-        grid: AppGrid,
+        grid: Grid,
         batch: Batch,
         server_round: int,
         sites: list[str] | None = None,

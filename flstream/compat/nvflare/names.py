@@ -82,7 +82,7 @@ _WITHOUT_NAMES = """
 recipe.prod_env recipe.poc_env recipe.fedstats recipe.fed_task app_common.np.recipes.lr
 app_common.np.recipes.lr.fedavg app_common.np.recipes.cross_site_eval app_opt.sklearn
 app_opt.sklearn.recipes collab app_opt.flower app_opt.flower.recipe app_opt.pt.recipes.fedce
-app_opt.pt.recipes.fedavg_he app_common.aggregators.model_aggregator apis.fl_context apis.shareable
+app_opt.pt.recipes.fedavg_he apis.fl_context apis.shareable
 app_common.workflows.model_controller app_common.workflows.base_fedavg apis.impl.controller
 app_common.workflows.etl_controller apis.executor apis.fl_component apis.controller_spec
 job_config.stats_job app_common.psi.recipes.dh_psi app_opt.xgboost.recipes apis.signal
@@ -114,7 +114,7 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         ("KMeansFedAvgRecipe", "SVMFedAvgRecipe"), f"its answers have no mean; {_OWN_RULE}"
     ),
-    **dict.fromkeys(("FedCERecipe", "PTFedCEHelper", "ModelAggregator"), _OWN_RULE),
+    **dict.fromkeys(("FedCERecipe", "PTFedCEHelper"), _OWN_RULE),
     **dict.fromkeys(
         ("FedAvgLrRecipe", "FedStatsRecipe", "StatsJob"),
         "its answers are no model; write a workflow of your own with answer_bodies",

@@ -80,8 +80,9 @@ def render(run: LiveRun, memory: LiveMemory, now: float, width: int, height: int
     past = height - _lines([*top, *bottom]) - 2
     rounds = run.history.rounds[-min(past, _MOST_PAST) :] if past >= _LEAST_PAST else []
     if rounds:
+        scores = run.history.scores
         values = {
-            record.number: flat_metrics({**(record.scores or {}), "train": record.trained})
+            record.number: flat_metrics({**scores.get(record.number, {}), "train": record.trained})
             for record in rounds
         }
         metrics = order_metrics(metric for row in values.values() for metric in row)

@@ -255,10 +255,10 @@ def imports(module, name):
         ("from nvflare.recipe import Nosuch", [], "no Nosuch of nvflare.recipe: it has FedAvg"),
         ("import nvflare.nosuch", [], "has no nvflare.nosuch; docs/moving.md lists"),
         (
-            "from nvflare.app_common.aggregators.model_aggregator import ModelAggregator\n"
-            "class Mine(ModelAggregator): ...\nMine()",
+            "from nvflare.app_common.workflows.model_controller import ModelController\n"
+            "class Mine(ModelController): ...\nMine()",
             [],
-            "no ModelAggregator of .*: write its rule as a class",
+            "no ModelController of .*: it is a workflow of your own",
         ),
         ("print('nothing')", [], "has started no run"),
         ("raise SystemExit(3)", [], "ended with 3"),

@@ -42,7 +42,7 @@ ATTACKS = {
     ),
     "frames of 16 bytes": lambda n, token: fetch(n, token, 16),
     "ranges": lambda n, token: fetch(n, token, 16, count=10_000),
-    "labels": lambda n, token: message("Find", n, labels=[(n, [], False)] * 1000),
+    "specs": lambda n, token: message("Find", n, specs=[("a", n, [], False)] * 1000),
     "pings": lambda n, token: message("Ping", n, token=token),
     "closings": lambda n, token: message("Close", n, token=bytes(16), ok=True),
     "beats": lambda n, token: message("Ping", 0, token=token),
