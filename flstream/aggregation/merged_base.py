@@ -25,7 +25,7 @@ _COPIED_BYTES = 2 << 20
 
 
 class Scaling(NamedTuple):
-    """How PEFT adds the product of factors to a weight, by its ``adapter_config.json``.
+    """How PEFT scales a product of factors that it adds to a weight, by ``adapter_config.json``.
 
     Attributes:
         factor: Number by which the product is multiplied.

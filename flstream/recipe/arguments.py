@@ -81,16 +81,16 @@ def form_of_updates(values: Mapping[str, Any]) -> dict[str, str]:
     return form
 
 
-def _constructor_arguments(made: object) -> dict[str, Any]:
+def _constructor_arguments(instance: object) -> dict[str, Any]:
     """Return the arguments that an object was made with, by its attributes of their names."""
     args = {}
-    for name, parameter in signature(type(made).__init__).parameters.items():
+    for name, parameter in signature(type(instance).__init__).parameters.items():
         if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        value = getattr(made, name, getattr(made, f"_{name}", parameter.default))
+        value = getattr(instance, name, getattr(instance, f"_{name}", parameter.default))
         if value is parameter.empty:
             raise ValueError(
-                f"an object of {type(made).__name__}, which a run makes anew, and which has no "
+                f"an object of {type(instance).__name__}, which a run makes anew, and which has no "
                 f"attribute {name} with that argument of its constructor; keep it as self.{name}"
             )
         if value is not parameter.default:

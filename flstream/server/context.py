@@ -82,7 +82,7 @@ class ServerContext:
 
     @cached_property
     def base_bytes(self) -> int:
-        """Size of the file of that base; 0 without one."""
+        """Size in bytes of the file of the job's base; 0 for a job without one."""
         return 0 if self.job.base is None else self.job_base.stat().st_size
 
     @cached_property

@@ -543,8 +543,8 @@ class ModelStore:
         stored = self._models[model.version]
         return self._body(stored, BASE).path if stored.record.base else None
 
-    def base_name(self, model: Model) -> str:
-        """Path of that base as a task has it; empty where it is the job's."""
+    def base_path(self, model: Model) -> str:
+        """Path of the base of an adapter, as text for a task; empty where it is still the job's."""
         return str(self.base_of(model) or "")
 
     def changes_of(self, model: Model) -> FileSource | None:

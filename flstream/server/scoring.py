@@ -292,7 +292,7 @@ class ScoringEffects:
         if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
             lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
             scored, joined = store.scored(model), list(store.own_bodies(model))
-            base = store.base_name(model)
+            base = store.base_path(model)
         task = Task("evaluate", effect, number, total, meta=meta, order=order, joined=joined)
         return TaskSpec(
             structs.replace(task, base=base),
@@ -342,7 +342,7 @@ class ScoringEffects:
             return None
         store, order = self._state.store, source.metadata.get(ORDER, "")
         own = store.own_bodies(model)
-        base = store.base_name(model)
+        base = store.base_path(model)
         return evaluator.score(model, store.scored(model), number, meta, order, own, base)
 
     def _result(

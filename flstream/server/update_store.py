@@ -443,7 +443,7 @@ class UpdateStore:
             parts=parts,
             # What is folded as it comes is updates alone.
             needs_update=not (training.is_asked and is_read),
-            base=self._store.base_name(training.base),
+            base=self._store.base_path(training.base),
         )
         changes, following = self._changes(training)
         return TaskSpec(

@@ -62,7 +62,7 @@ class ModelAggregator(metaclass=_MadeByJob):
 
     @abstractmethod
     def reset_stats(self) -> None:
-        """Forget what was accepted."""
+        """Forget all models that were accepted."""
 
     def groups(self, names: Sequence[str]) -> Mapping[str, Sequence[str]]:
         """Return one group of all tensors."""
@@ -74,7 +74,7 @@ class ModelAggregator(metaclass=_MadeByJob):
         self.reset_stats()
         for update in updates:
             params = {
-                name: self._given(value, group.base[name] if is_difference else None)
+                name: self._converted(value, group.base[name] if is_difference else None)
                 for name, value in update.tensors.items()
             }
             meta = {"client_name": update.site, NUM_STEPS: update.weight}
@@ -91,7 +91,7 @@ class ModelAggregator(metaclass=_MadeByJob):
                 params[name] += group.base[name]
         return params
 
-    def _given(self, sent: Array, base: Array | None) -> Any:
+    def _converted(self, sent: Array, base: Array | None) -> Any:
         """Return an array in the form in which the class takes it."""
         single = sent.astype(np.float32)
         dtype = single.dtype if np.array_equal(single, sent) else sent.dtype
