@@ -80,11 +80,11 @@ def fold(
         "updates": to_fold.arguments,
     }
     if rules:
-        arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
+        arguments["rules"] = rules
     if at is not None:
         arguments["at"] = list(at)
     if step is not None:
-        arguments["step"] = step.plain()
+        arguments["step"] = [step.name, step, list(step.moments)]
     if code is not None:
         arguments["tensors"] = list(code.plain)
     request = f"fold(model {model.version}, {to_fold.request})"
