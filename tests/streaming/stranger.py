@@ -89,13 +89,13 @@ def introduction(key: bytes, role: bytes = b"receiver") -> bytes:
     return b"FLSA\x01\0\0\0" + role.ljust(16, b"\0") + name + os.urandom(32)
 
 
-def proof(key: bytes, side: bytes, own: bytes, theirs: bytes, run: str = "") -> bytes:
+def proof(key: bytes, side: bytes, own: bytes, theirs: bytes) -> bytes:
     """Return what only a side with the key can know."""
-    text = b"flstream 1 " + side + b"\0" + own + theirs + run.encode()
+    text = b"flstream 1 " + side + b"\0" + own + theirs
     return hmac.digest(key, text, "sha256")
 
 
-def dial(address: str, key: bytes, run: str = "", role: bytes = b"receiver") -> socket.socket:
+def dial(address: str, key: bytes, role: bytes = b"receiver") -> socket.socket:
     """Connect over TCP, and prove on both sides that the key is known."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=5)
@@ -103,8 +103,8 @@ def dial(address: str, key: bytes, run: str = "", role: bytes = b"receiver") -> 
         own = introduction(key, role)
         sock.sendall(own)
         theirs = exactly(sock, 32)
-        sock.sendall(proof(key, b"dials", own, theirs, run))
-        if not hmac.compare_digest(exactly(sock, 32), proof(key, b"accepts", own, theirs, run)):
+        sock.sendall(proof(key, b"dials", own, theirs))
+        if not hmac.compare_digest(exactly(sock, 32), proof(key, b"accepts", own, theirs)):
             raise FailedError("who listens there does not know the key")
         sock.settimeout(None)
     except BaseException:

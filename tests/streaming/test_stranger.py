@@ -34,7 +34,7 @@ class Sender(Harness):
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack)
-        self.listener = stack.enter_context(listen(self.service, "127.0.0.1:0", "run"))
+        self.listener = stack.enter_context(listen(self.service, "127.0.0.1:0"))
         # What has come to the strangers: the number of the connection, and the first byte.
         self.frames: list[tuple[int, int]] = []
 
@@ -49,7 +49,7 @@ class Sender(Harness):
         address, key = self.listener.address, self.listener.admit(site).key
         ways = {
             "pair": lambda: self.socket(site),
-            "tcp": lambda: stranger.dial(address, key, "run"),
+            "tcp": lambda: stranger.dial(address, key),
         }
         receiver = Stranger(ways[way], way == "tcp", on_packet)
         self._stack.callback(receiver.close)
@@ -319,7 +319,7 @@ def test_what_cannot_be_fetched_is_refused(sender: Sender) -> None:
 
 def test_who_cannot_prove_a_key_for_this_is_closed_without_a_word(sender: Sender) -> None:
     key, place = sender.listener.admit(SITE).key, sender.listener.address
-    for wrong in ((bytes(32), "run"), (key, "another"), (key, "run", b"worker")):
+    for wrong in ((bytes(32),), (key, b"worker")):
         with pytest.raises(BrokenError):
             stranger.dial(place, *wrong)
     own, first = stranger.introduction(key), b""
@@ -327,8 +327,8 @@ def test_who_cannot_prove_a_key_for_this_is_closed_without_a_word(sender: Sender
         with socket.create_connection(("127.0.0.1", int(place[10:])), SECONDS) as sock:
             sock.sendall(own)
             theirs = exactly(sock, 32)
-            first = first or stranger.proof(key, b"dials", own, theirs, "run")
+            first = first or stranger.proof(key, b"dials", own, theirs)
             sock.sendall(first)
-            expected = stranger.proof(key, b"accepts", own, theirs, "run")
+            expected = stranger.proof(key, b"accepts", own, theirs)
             assert sock.recv(32) == (b"" if replayed else expected)
-    assert sender.listener.strangers == 4
+    assert sender.listener.strangers == 3
