@@ -57,7 +57,7 @@ class ModelParts(NamedTuple):
     late: Selection | None = None
 
     @property
-    def given(self) -> dict[str, Selection]:
+    def by_name(self) -> dict[str, Selection]:
         """The selections by name, of those that are not all tensors."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 

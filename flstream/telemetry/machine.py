@@ -20,11 +20,11 @@ _GIB = 1 << 30
 
 def versions() -> dict[str, str]:
     """Return the versions of flstream, Python and the main libraries, by name."""
-    found = {"flstream": __version__, "Python": platform.python_version()}
+    numbers = {"flstream": __version__, "Python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            numbers[name] = version(name)
+    return numbers
 
 
 def processor_name() -> str:
