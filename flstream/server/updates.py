@@ -16,10 +16,9 @@ from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError, LayoutError, StreamingError, UpdateRefusedError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.descriptors import sync_directory
-from flstream.model.digests import BodyDigest, body_digest
+from flstream.model.digests import body_digest
 from flstream.model.header import parse_header
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
@@ -270,7 +269,7 @@ class UpdateFiles:
         ) as remote:
             remote.decoder = update.form.decoder(remote.layout)
             check_fits(answer, remote.layout, update.form)
-            with self._sink(path, remote.layout) as sink:
+            with FileSink(path, remote.layout, self._metadata, durable=self._durable) as sink:
                 if update.same is not None:
                     remote.reuse(update.same)
                 remote.deliver(sink)
@@ -287,12 +286,9 @@ class UpdateFiles:
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
         """Write an update that is in memory to its file."""
-        source, path = update.body, self._path(update.answer.site)
-        digest = BodyDigest(source.layout)
-        with self._sink(path, source.layout) as sink:
-            copy(source, sink, digest=digest)
-            sink.finish()
-        return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, update.form)
+        path = self._path(update.answer.site)
+        digest = write_checkpoint(path, update.body, self._metadata, durable=self._durable)
+        return UpdateFile(update.answer, path, digest, update.cost, update.form)
 
     def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
         """Keep the files of updates; where they are durable, so are their names on return.
@@ -338,9 +334,6 @@ class UpdateFiles:
         update = UpdateFile(answer, path, record.digest, record.cost, self._form(site))
         update.stays = True
         return update
-
-    def _sink(self, path: Path, layout: Layout) -> FileSink:
-        return FileSink(path, layout, self._metadata, durable=self._durable)
 
     def _path(self, site: str) -> Path:
         return self.folder / f"{site}.safetensors"
