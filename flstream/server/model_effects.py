@@ -180,8 +180,7 @@ def merge(state: RunState, model: Model) -> Model:
 def _fitting(state: RunState, path: Path, model: Model) -> Source:
     """A file's tensors in the order of bodies, which must be those of a model."""
     try:
-        file = FileSource(path)
-        source = file if file.layout.is_canonical else arranged(file)
+        source = arranged(FileSource(path))
         difference = state.store.source(model).layout.difference(source.layout)
     except CheckpointError as error:
         flaw = f"run.store() was given a file that is no model: {error}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +21,6 @@ from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.descriptors import sync_directory
 from flstream.model.digests import body_digest
 from flstream.model.header import parse_header
-from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord
@@ -110,13 +110,6 @@ class CollectedUpdate:
         """Release the update: its model is durable, or for a reason it is in none."""
 
 
-def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
-    """Refuse an update that is not of the model, before any of its bytes are fetched."""
-    difference = form.difference(layout, partial=answer.partial)
-    if difference is not None:
-        raise UpdateRefusedError(answer.site, f"does not fit the model: {difference}")
-
-
 class RemoteUpdate(CollectedUpdate):
     """A site's update that is still in its worker.
 
@@ -142,10 +135,8 @@ class RemoteUpdate(CollectedUpdate):
         self.form = form
         self.same = form.model if answer.params_type == "FULL" else None
 
-        def check(layout: Layout) -> None:
-            check_fits(answer, layout, form)
-
         where = answer.site, worker.up, token, settings
+        check = partial(form.expect_fit, answer.site, partial=answer.partial)
         self._remote = RemoteBody(*where, self.same, check, form.decoder)
 
     @property
@@ -205,7 +196,7 @@ def update_in_answer(answer: SiteAnswer, update: InlineUpdate, form: UpdateForm)
     source, size = BufferSource(layout, memoryview(update.body)), len(update.body)
     if size != layout.nbytes or body_digest(source) != update.digest:
         raise UpdateRefusedError(answer.site, "was damaged on its way")
-    check_fits(answer, layout, form)
+    form.expect_fit(answer.site, layout, partial=answer.partial)
     return CollectedUpdate(answer, source, Transfer(bytes=size, chunks=1), form)
 
 
@@ -268,7 +259,7 @@ class UpdateFiles:
             digests=settings.reuse and update.same is not None,
         ) as remote:
             remote.decoder = update.form.decoder(remote.layout)
-            check_fits(answer, remote.layout, update.form)
+            update.form.expect_fit(answer.site, remote.layout, partial=answer.partial)
             with FileSink(path, remote.layout, self._metadata, durable=self._durable) as sink:
                 if update.same is not None:
                     remote.reuse(update.same)
@@ -281,7 +272,7 @@ class UpdateFiles:
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder."""
         path, form = self._path(answer.site), self._form(answer.site)
-        check_fits(answer, FileSource(path).layout, form)
+        form.expect_fit(answer.site, FileSource(path).layout, partial=answer.partial)
         return UpdateFile(answer, path, written.digest, written.cost, form)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
