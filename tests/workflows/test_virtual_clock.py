@@ -120,8 +120,9 @@ def test_an_update_that_is_too_old_is_left_out(jobs):
 
 @pytest.mark.parametrize("kind", ["fedbuff, args{buffer_size=2}", "fedasync", "decoupled_diloco"])
 def test_a_site_that_always_fails_is_asked_no_more_though_failures_take_no_time(jobs, kind):
-    script = noisy("    if site == 'site-2': raise ValueError('broken')")
-    run = finished(jobs.run(script, VIRTUAL, QUIET, f"workflow={{type={kind}}}", "clients.count=4"))
+    script = noisy("if site == 'site-2': raise ValueError('broken')\nflare.work(3)")
+    how = [VIRTUAL, QUIET, f"workflow={{type={kind}}}", "time.work=declared"]
+    run = finished(jobs.run(script, *how, "clients.count=4"))
     assert run.summary.benched == ["site-2"]
     assert [failure.site for failure in run.summary.failures] == ["site-2"] * 2
 
@@ -172,13 +173,13 @@ def test_a_process_that_dies_costs_no_simulated_time(jobs, kind, workers):
     assert not run.summary.failures
 
 
-def test_a_site_whose_process_dies_each_time_has_failed_when_it_had_the_model(jobs):
+def test_a_site_whose_process_dies_each_time_has_failed_after_one_example(jobs):
     script = noisy('import os\nif site == "site-2": os.kill(os.getpid(), 9)')
     how = [VIRTUAL, "clients.count=3", "clients.min_updates=2", "rounds=1", PROCESSES]
     run = finished(jobs.run(script, *how))
     [failure] = run.summary.failures
     assert (failure.site, failure.signal) == ("site-2", "SIGKILL")
-    assert timeline(run)[0][1:4] == (0, 3 * MS, {"site-1": MS, "site-2": 0, "site-3": 3 * MS})
+    assert timeline(run)[0][1:4] == (0, 3 * MS, {"site-1": MS, "site-2": MS, "site-3": 3 * MS})
 
 
 FLOW = """
@@ -271,7 +272,7 @@ def test_sites_that_know_the_deadline_answer_with_a_part_of_the_work(jobs):
 def test_declared_work_stands_in_the_place_of_examples(jobs):
     script = adding({("site-1", 1): "flare.work(50)", ("site-2", 1): "flare.work(0.5)"})
     run = finished(jobs.run(script, VIRTUAL, "clients.count=3", "rounds=1"))
-    assert timeline(run)[0][3] == {"site-1": 50 * MS, "site-2": MS // 2, "site-3": 3 * MS}
+    assert timeline(run)[0][3] == {"site-1": 50 * MS, "site-2": MS, "site-3": 3 * MS}
 
 
 def test_code_that_has_to_declare_its_work_and_does_not_has_failed(jobs):
