@@ -256,7 +256,7 @@ def test_validate_says_its_size_and_builds_none(jobs, bases, monkeypatch):
     job = jobs.make(script(), BASE, model=MODEL)
     probe, need = check_job(job, jobs.folder / "job.conf")
     assert probe.layout.names == ["adapter.weight"]
-    assert probe.base_bytes == need.base_bytes == SIZE
+    assert probe.base_bytes == need.measured.base_bytes == SIZE
     room = Available(need.building_bytes - 1, None, jobs.folder)
     [lack] = lacks(job, probe.layout, replace(need, total_bytes=need.building_bytes), room)
     assert "parallel" not in lack.change
@@ -264,7 +264,7 @@ def test_validate_says_its_size_and_builds_none(jobs, bases, monkeypatch):
     assert built(jobs.folder) == 0
     half = jobs.make(script(), "model.base={factory=model:base, dtype=bfloat16}", model=MODEL)
     need = check_job(half, jobs.folder / "job.conf")[1]
-    assert need.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
+    assert need.measured.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
 
 
 def test_a_base_of_another_dtype_keeps_buffers_of_no_state_and_draws_no_number(
