@@ -217,6 +217,8 @@ def test_more_seeds_are_advised_where_there_is_one_and_points_may_be_added(sweep
 
 
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):
+    job = sweeps.folder / "job.conf"
+    job.write_text(job.read_text().replace("lr = 1.0", "lr = 1.0, bonus = ${rounds}"))
     sweep = sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
     sweep.run(parallel=2)
     left = {point.name: (point.status, point.rounds) for point in sweep.record.points}
