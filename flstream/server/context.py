@@ -22,7 +22,6 @@ from flstream.transport.channel import AbortSignal
 
 if TYPE_CHECKING:
     from flstream.engines.processes import ProcessHost
-    from flstream.server.evaluator import Evaluator
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,8 @@ class ServerContext:
         abort: Set once the run is to stop.
         picture: The picture of the run for its live view.
         programs: What each of the job's workflows does in its first round, as a dry run shows.
-        evaluator: Scores models centrally; None where sites do.
+        evaluator: The same server for the evaluator, with its job and pool (``evaluate.at =
+            server``); None where sites score models.
         host: Starts processes on this machine; None in a dry run.
     """
 
@@ -52,7 +52,7 @@ class ServerContext:
     abort: AbortSignal
     picture: LivePicture
     programs: Sequence[ProgramOutline]
-    evaluator: Evaluator | None = None
+    evaluator: ServerContext | None = None
     host: ProcessHost | None = None
 
     def expect_on(self, _: object = None) -> None:

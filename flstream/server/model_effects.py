@@ -31,7 +31,7 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.program_view import Model, Update
-from flstream.server.scoring import received_score, weighted_metrics
+from flstream.server.scoring import weighted_metrics
 from flstream.server.training import UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog
 from flstream.text import brief_names
@@ -243,13 +243,7 @@ def _make(
     )
     if result.metrics and _is_score(state, fold.model, to_fold):
         # Before the record that makes it final, so that it counts as soon as that does.
-        metrics = {answer.site: answer.metrics for answer in fold.answers}
-        has_evaluator, numbers = context.job.is_scored_centrally, state.fleet.numbers
-        context.emit(
-            received_score(
-                fold.model, result.metrics, numbers, metrics, has_evaluator=has_evaluator
-            )
-        )
+        state.scoring.tell_received(fold.model, result.metrics, fold.answers)
     for key, value in fold.numbers.items():
         context.emit(SiteLog(round=state.round, site="", key=key, value=value))
     _warn_of_unchanged(state, fold.unchanged)

@@ -21,6 +21,7 @@ from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
+from flstream.server.scoring import evaluator_failed
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.task_plan import plan_disk
 from flstream.telemetry.events import (
@@ -37,7 +38,7 @@ def prepare(context: ServerContext) -> None:
     """Start the workers and the evaluator, and wait until they are ready.
 
     Raises:
-        SimulationError: Too few of them are of any use.
+        SimulationError: Too few of them are of any use, or the evaluator's code failed.
     """
     names = context.pool.names
     least = min(context.job.clients.min_updates or len(names), len(names))
@@ -47,9 +48,14 @@ def prepare(context: ServerContext) -> None:
         context.emit(lost.event(0))
         collector.fail(lost.site, lost.reason)
 
+    def lose_evaluator(lost: SiteLost) -> None:
+        context.emit(lost.event(0))
+        raise evaluator_failed("no model can be scored", lost.reason)
+
     starting = context.pool.prepare(lose)
     if context.evaluator is not None:
-        context.evaluator.prepare()
+        for _ in context.evaluator.pool.prepare(lose_evaluator):
+            pass
     for _ in starting:
         pass
 

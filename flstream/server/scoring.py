@@ -7,22 +7,20 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import structs
-
-from flstream.model.checkpoint import FileSource
+from flstream.errors import SimulationError
 from flstream.model.order import ORDER
-from flstream.model.source import Source
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.results import ScoreResult
-from flstream.runs.site_scores import Columns, by_site, columns_of
+from flstream.runs.site_scores import by_site, columns_of
 from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteScores
+from flstream.server.sampling import site_seed
 from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
-from flstream.telemetry.events import Evaluated, Metrics, ModelScored, Transfer
+from flstream.telemetry.events import EVALUATOR, Evaluated, Metrics, ModelScored, Transfer
 from flstream.text import brief_names
 from flstream.worker.messages import EVALUATE, SiteAnswer, SiteTask, Task
 from flstream.worker.meta import pack_values
@@ -33,45 +31,7 @@ _TRAINS_TO_EVALUATE = (
 )
 
 if TYPE_CHECKING:
-    from flstream.server.evaluator import CentralScore
     from flstream.server.run_state import RunState
-
-
-def site_columns(
-    numbers: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
-) -> tuple[Columns, Sequence[int] | None]:
-    """Return the columns of the sites that have metrics, and their numbers; None for all sites.
-
-    Args:
-        numbers: The number of each site in their fixed order, from 0, by its name.
-        metrics: Metrics of sites that have any.
-    """
-    sites = sorted(metrics, key=numbers.__getitem__)
-    is_some = 0 < len(sites) < len(numbers)
-    return columns_of(sites, metrics), [numbers[site] for site in sites] if is_some else None
-
-
-def received_score(
-    model: Model,
-    metrics: Metrics,
-    numbers: Mapping[str, int],
-    by_site: Mapping[str, Mapping[str, float]],
-    *,
-    has_evaluator: bool,
-) -> Evaluated:
-    """The event of a score that came with updates."""
-    sites, scored = site_columns(numbers, by_site)
-    return Evaluated(
-        round=model.round,
-        metrics={} if has_evaluator else metrics,
-        site_metrics=metrics if has_evaluator else None,
-        seconds=0.0,
-        down=Transfer(),
-        version=model.version,
-        received=True,
-        sites=sites,
-        scored=scored,
-    )
 
 
 class ScoringEffects:
@@ -150,22 +110,17 @@ class ScoringEffects:
         """Score a model at all sites; see :meth:`flstream.server.run.Run.evaluate`."""
         check_values("evaluate", "meta", meta)
         state, message = self._state, pack_values(meta, None) if meta else b""
-        sites, clients = state.evaluators, state.context.job.clients
+        sites, seconds = state.evaluators, state.context.job.clients.round_timeout
         tasks = state.fleet.tasks("evaluate", sites, model.round)
 
         def do(number: int) -> tuple[ScoreResult, None]:
-            began, source = time.monotonic(), state.store.source(model)
-            central, run = self._score_centrally(model, source, number, message), None
+            began, spec = time.monotonic(), self._spec(model, tasks, number, seconds, message)
+            runs = self._score_centrally(model, spec)
             if sites:
                 what = f"evaluate the model of round {model.round}"
-                least = min(clients.min_updates or len(tasks), len(tasks))
-                collector = ResultCollector(what, sites, least)
-                spec = self._spec(
-                    model, source, tasks, number, model.round, clients.round_timeout, message
-                )
-                run = self._ask(spec, collector)
-            result = self._result(run, central)
-            self._tell(model, result, run, central, began)
+                runs.append(self._ask(spec, what, counts=True, is_due=True))
+            result = self._result(runs)
+            self._tell(model, result, runs, began)
             return result, None
 
         result = state.journal.once(
@@ -192,7 +147,7 @@ class ScoringEffects:
 
         def do(_: int) -> tuple[ScoreResult, None]:
             result = ScoreResult(score, {}, {})
-            self._tell(model, result, None, None, time.monotonic())
+            self._tell(model, result, [], time.monotonic())
             return result, None
 
         arguments = {"model": [model.version, model.digest], "metrics": score}
@@ -232,33 +187,23 @@ class ScoringEffects:
         tasks = state.fleet.tasks("evaluate", sites, of_round)
 
         def do(number: int) -> tuple[ScoreResult, None]:
-            if isinstance(model, Model):
-                source = state.store.source(model)
-            else:
-                source = state.collection.source(model)
-            least = 0
-            if counts:
-                least = min(state.context.job.clients.min_updates or len(sites), len(sites))
-            collector = ResultCollector(f"score the {named}", sites, least)
             began, meta = time.monotonic(), pack_values(_meta_of(owner))
-            spec = self._spec(model, source, tasks, number, of_round, seconds, meta)
-            run = self._ask(spec, collector, is_due=False)
+            spec = self._spec(model, tasks, number, seconds, meta)
+            run = self._ask(spec, f"score the {named}", counts=counts)
             for site, answer in run.collector.in_order.items():
                 if not answer.metrics:
                     run.fail(site, "it has answered an evaluation without metrics")
-            metrics = {site: answer.metrics for site, answer in run.collector.in_order.items()}
-            columns = columns_of(list(tasks), metrics)
             if counts and isinstance(model, Model):
-                central = self._score_centrally(model, source, number, meta)
-                result = self._result(run, central, columns)
-                self._tell(model, result, run, central, began)
+                runs = [*self._score_centrally(model, spec), run]
+                result = self._result(runs, list(tasks))
+                self._tell(model, result, runs, began)
                 return result, None
-            result = self._result(run, None, columns)
+            result = self._result([run], list(tasks))
             state.context.emit(
                 ModelScored(
                     round=of_round,
                     owner=owner,
-                    sites=len(metrics),
+                    sites=len(run.collector.answers),
                     metrics=result.metrics,
                     seconds=time.monotonic() - began,
                     down=run.down,
@@ -278,24 +223,32 @@ class ScoringEffects:
     def _spec(
         self,
         model: Model | SiteModel,
-        source: FileSource,
         tasks: Mapping[str, SiteTask],
         effect: int,
-        number: int,
         seconds: float,
         meta: bytes,
     ) -> TaskSpec:
-        context, store = self._state.context, self._state.store
-        total, order = context.job.planned_rounds, source.metadata.get(ORDER, "")
+        state, store, context = self._state, self._state.store, self._state.context
         lossy, hosts, joined, base = None, list[str](), list[str](), ""
-        scored: Source = source
-        if isinstance(model, Model):  # a site's is not rounded, and the server's to offer
+        if isinstance(model, Model):
+            number, source, scored = model.round, store.source(model), store.scored(model)
             lossy, hosts = context.model_codecs.lossy, list(store.hosts(model))
-            scored, joined = store.scored(model), list(store.own_bodies(model))
-            base = store.base_path(model)
-        task = Task("evaluate", effect, number, total, meta=meta, order=order, joined=joined)
+            joined, base = list(store.own_bodies(model)), store.base_path(model)
+        else:  # a site's is not rounded, and the server's to offer
+            number, source = state.round, state.collection.source(model)
+            scored = source
+        task = Task(
+            "evaluate",
+            effect,
+            number,
+            context.job.planned_rounds,
+            meta=meta,
+            order=source.metadata.get(ORDER, ""),
+            joined=joined,
+            base=base,
+        )
         return TaskSpec(
-            structs.replace(task, base=base),
+            task,
             model=scored,
             sites=tasks,
             name=model.digest,
@@ -303,20 +256,16 @@ class ScoringEffects:
             lossy=lossy,
             seconds=seconds,
             hosts=hosts,
-            waits=self._state.update_store.waits,
+            waits=state.update_store.waits,
         )
 
-    def _ask(
-        self,
-        spec: TaskSpec,
-        collector: ResultCollector,
-        *,
-        is_due: bool = True,
-    ) -> TaskRun:
-        """Ask sites to score a model."""
+    def _ask(self, spec: TaskSpec, what: str, *, counts: bool, is_due: bool = False) -> TaskRun:
+        """Ask sites to score a model, of which ``clients.min_updates`` have to where it counts."""
         state = self._state
-        context, kinds_asked = state.context, state.site_code
-        plan = plan_task(context.job, spec.model.layout, len(spec.sites))
+        context, kinds_asked, sites = state.context, state.site_code, list(spec.sites)
+        least = min(context.job.clients.min_updates or len(sites), len(sites)) if counts else 0
+        collector = ResultCollector(what, sites, least)
+        plan = plan_task(context.job, spec.model.layout, len(sites))
         run = TaskRun(context, spec, plan, collector)
         run.run()
         state.update_store.check_states(spec.sites, collector.failures)
@@ -333,56 +282,84 @@ class ScoringEffects:
             state.warn([_TRAINS_TO_EVALUATE])
         return run
 
-    def _score_centrally(
-        self, model: Model, source: FileSource, number: int, meta: bytes
-    ) -> CentralScore | None:
-        """Score a model by the evaluator; return None without one."""
+    def _score_centrally(self, model: Model, spec: TaskSpec) -> list[TaskRun]:
+        """Score a model by the evaluator; return its task, or none without one."""
         evaluator = self._state.context.evaluator
         if evaluator is None:
-            return None
-        store, order = self._state.store, source.metadata.get(ORDER, "")
-        own = store.own_bodies(model)
-        base = store.base_path(model)
-        return evaluator.score(model, store.scored(model), number, meta, order, own, base)
+            return []
+        seed = site_seed(evaluator.job.seed, EVALUATOR, model.version, "evaluate")
+        tasks = {EVALUATOR: SiteTask(EVALUATOR, 0, seed, None)}
+        seconds = evaluator.job.clients.round_timeout
+        # The model comes to it as it is, and from the server.
+        spec = TaskSpec(spec.task, spec.model, tasks, seconds, name=spec.name)
+        collector = ResultCollector("evaluate", [EVALUATOR], 0)
+        run = TaskRun(evaluator, spec, plan_task(evaluator.job, spec.model.layout, 1), collector)
+        run.run()
+        answer = collector.answers.get(EVALUATOR)
+        if answer is not None and not answer.metrics:
+            run.fail(EVALUATOR, "it has answered without metrics")
+        if EVALUATOR in collector.failures:
+            what, reason = f"the model of round {model.round} has no score", collector.failures
+            raise evaluator_failed(what, reason[EVALUATOR])
+        return [run]
 
-    def _result(
-        self,
-        run: TaskRun | None,
-        central: CentralScore | None,
-        sites: dict[str, list[float | None]] | None = None,
-    ) -> ScoreResult:
-        answers = [] if run is None else list(run.collector.in_order.values())
+    def _result(self, runs: Sequence[TaskRun], columns: Sequence[str] = ()) -> ScoreResult:
+        """Result of the tasks in which a model was scored, with columns of these sites."""
+        answers, failures = _answers_of_sites(runs), dict[str, str]()
+        metrics = {site: answer.metrics for site, answer in answers.items()}
+        for run in runs:
+            failures |= run.collector.failures
         return ScoreResult(
-            metrics=weighted_metrics(answers) if central is None else central.metrics,
-            failures={} if run is None else dict(run.collector.failures),
-            asks=self._state.site_code.first_kinds(answers),
-            sites=sites or {},
+            # Of the first task: the evaluator's counts, where there is one.
+            metrics=weighted_metrics(list(runs[0].collector.in_order.values())) if runs else {},
+            failures=failures,
+            asks=self._state.site_code.first_kinds(answers.values()),
+            sites=columns_of(columns, metrics) if columns else {},
         )
 
     def _tell(
-        self,
-        model: Model,
-        result: ScoreResult,
-        run: TaskRun | None,
-        central: CentralScore | None,
-        began: float,
+        self, model: Model, result: ScoreResult, runs: Sequence[TaskRun], began: float
     ) -> None:
         """Tell of the score of a round: the model's metrics, and those of each site."""
-        context = self._state.context
-        answers = {} if run is None else run.collector.in_order
-        metrics = {site: answer.metrics for site, answer in answers.items()}
-        downs = [scoring.down for scoring in (run, central) if scoring is not None]
-        columns, scored = site_columns(self._state.fleet.numbers, metrics)
-        context.emit(
+        answers = _answers_of_sites(runs)
+        means = None
+        if self._has_evaluator and runs:
+            means = weighted_metrics(list(answers.values()))
+        by_site = {site: answer.metrics for site, answer in answers.items()}
+        seconds, down = time.monotonic() - began, sum((run.down for run in runs), Transfer())
+        self._emit(model, result.metrics, means, by_site, seconds, down)
+
+    def tell_received(self, model: Model, metrics: Metrics, answers: Sequence[SiteAnswer]) -> None:
+        """Tell of a score that came with updates, which is none beside an evaluator."""
+        by_site = {answer.site: answer.metrics for answer in answers}
+        score, means = ({}, metrics) if self._has_evaluator else (metrics, None)
+        self._emit(model, score, means, by_site, 0.0, Transfer(), received=True)
+
+    def _emit(
+        self,
+        model: Model,
+        metrics: Metrics,
+        means: Metrics | None,
+        by_site: Mapping[str, Mapping[str, float]],
+        seconds: float,
+        down: Transfer,
+        *,
+        received: bool = False,
+    ) -> None:
+        numbers = self._state.fleet.numbers
+        sites = sorted(by_site, key=numbers.__getitem__)
+        is_some = 0 < len(sites) < len(numbers)
+        self._state.context.emit(
             Evaluated(
                 round=model.round,
-                metrics=result.metrics,
-                site_metrics=weighted_metrics(list(answers.values())) if central else None,
-                seconds=time.monotonic() - began,
-                down=sum(downs, Transfer()),
+                metrics=metrics,
+                site_metrics=means,
+                seconds=seconds,
+                down=down,
                 version=model.version,
-                sites=columns,
-                scored=scored,
+                received=received,
+                sites=columns_of(sites, by_site),
+                scored=[numbers[site] for site in sites] if is_some else None,
             )
         )
 
@@ -392,6 +369,21 @@ class ScoringEffects:
         state.site_code.record(result.asks)
         state.fleet.note_failures(result.failures)
         state.settle_failures()
+
+
+def evaluator_failed(what: str, reason: str) -> SimulationError:
+    """Return the error of a run whose evaluator has failed."""
+    log = f"its log is sites/{EVALUATOR}/log.txt"
+    return SimulationError(f"{what}, since the evaluator failed: {reason}; {log}")
+
+
+def _answers_of_sites(runs: Sequence[TaskRun]) -> dict[str, SiteAnswer]:
+    """Return the answers of sites, in the cohort's order, without the evaluator's."""
+    answers: dict[str, SiteAnswer] = {}
+    for run in runs:
+        answers |= run.collector.in_order
+    answers.pop(EVALUATOR, None)
+    return answers
 
 
 def _meta_of(owner: str) -> dict[str, str]:

@@ -279,11 +279,9 @@ def _run(
                 host=host,
             )
             if job.is_scored_centrally:
-                from flstream.server.evaluator import Evaluator
-
                 own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
                 stack.enter_context(closing(own))
-                evaluator = Evaluator(replace(context, job=job.of_evaluator(), pool=own))
+                evaluator = replace(context, job=job.of_evaluator(), pool=own)
                 context = replace(context, evaluator=evaluator)
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
@@ -301,7 +299,7 @@ def _run(
             play(context, initial, records, is_built=builder is not None)
             pool.dismiss(_GOODBYE_SECONDS)
             if context.evaluator is not None:
-                context.evaluator.dismiss(_GOODBYE_SECONDS)
+                context.evaluator.pool.dismiss(_GOODBYE_SECONDS)
             engine.close(_EXIT_SECONDS)
     except FlstreamError as error:
         if engine is not None and engine.failure:  # whatever has come of it
