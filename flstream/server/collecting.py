@@ -19,7 +19,6 @@ from flstream.server.task_plan import plan_task
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.updates import UpdateFiles
-from flstream.server.written_update import step_of_one, write_update
 from flstream.telemetry.events import ModelsCollected
 from flstream.text import brief_names
 from flstream.worker.messages import SUBMIT_MODEL, SiteTask, Task
@@ -160,7 +159,6 @@ class ModelCollection:
             return {}, {}
         context, source, sites = self._context, self._state.store.source(base), list(tasks)
         collector = ResultCollector("submit their models", sites, 0)
-        step = step_of_one(context, source)
         plan = plan_task(context.job, source.layout, len(sites))
         task = Task(
             SUBMIT_MODEL,
@@ -183,7 +181,7 @@ class ModelCollection:
                 continue
             try:
                 path = context.run.site_model(site)
-                digests[site] = write_update(context, update, source, step, path)
+                digests[site] = self._state.update_store.write_model(update, source, path)
             except UpdateRefusedError as error:
                 run.fail(site, str(error))
                 update.release(str(error))

@@ -12,7 +12,6 @@ from flstream.errors import (
     WorkflowError,
 )
 from flstream.runs.site_states import state_bytes
-from flstream.runs.stopping import EarlyStopping
 from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
 from flstream.server.disk import check_run
@@ -119,14 +118,13 @@ def _play_stage(state: RunState, place: int, start: int) -> int:
     context = state.context
     stage = context.job.stages[place]
     is_last = place == len(context.job.stages) - 1
-    stopping = EarlyStopping(context.job)
-    state.begin_stage(place, stopping)
+    state.begin_stage(place)
     face = Run
     if debugged_site() is not None:
         from flstream.server.debugged_run import DebuggedRun
 
         face = DebuggedRun
-    run = face(state, stage.args, stopping, start, is_last)
+    run = face(state, stage.args, start, is_last)
     try:
         returned = stage.load_program()(run)
     except EffectFailedError as error:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class PrivateFolds:
     """Makes folds private; its state follows from the records of folds, so replay rebuilds it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, stopping: EarlyStopping) -> None:
         privacy, clients = job.privacy, job.clients
         self._job = job
         self._cohort = clients.cohort_size
@@ -55,7 +55,7 @@ class PrivateFolds:
         # The round of the last fold, and from how many sites its cohort was drawn.
         self._last: tuple[int, int] = (0, NOT_DRAWN)
         self._newest: FoldPrivacy | None = None
-        self._stopping = EarlyStopping(job)
+        self._stopping = stopping
         self._has_warned = False
 
     def check_first_round(self) -> None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from flstream.engines.child_process import ChildProcess
     from flstream.job.stage import WorkflowArgs
     from flstream.runs.best import BestEvaluation
-    from flstream.runs.stopping import EarlyStopping
     from flstream.server.run_state import RunState
     from flstream.server.stored_model import ShapesOf
 
@@ -53,6 +52,8 @@ __all__ = [
 ]
 
 SiteOrder = Literal["fixed", "random", "random_without_same_in_a_row"]
+# Most bytes that a run remembers for a workflow at a time.
+_MOST_BYTES = 1 << 20
 _ORDERS = ("fixed", "random", "random_without_same_in_a_row")
 
 
@@ -74,13 +75,11 @@ class Run:
         self,
         state: RunState,
         args: WorkflowArgs,
-        stopping: EarlyStopping,
         start: int,
         is_last_stage: bool,
     ) -> None:
         self._state = state
         self._args = args
-        self._stopping = stopping
         self._start = start
         self._is_last_stage = is_last_stage
         self._last_round = self._state.round + self._state.context.job.rounds
@@ -174,8 +173,8 @@ class Run:
         self._is_counting = True
         try:
             while state.round < self._last_round:
-                if self._stopping.reason is not None:
-                    self.ended_early = self._stopping.reason
+                if state.stopping.reason is not None:
+                    self.ended_early = state.stopping.reason
                     return
                 # What is done after the last round belongs to it: so a round ends when the next
                 # one begins.
@@ -649,9 +648,20 @@ class Run:
         Raises:
             WorkflowError: They are more, or no bytes.
         """
-        from flstream.server.remembered import remembered
+        check_name("remember", name)
+        state = self._state
 
-        return remembered(self._state, name, compute)
+        def do(_: int) -> tuple[bytes, None]:
+            value = compute()
+            if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
+                raise WorkflowError(
+                    f"run.remember({name!r}) computed what is no bytes, or more than "
+                    f"{_MOST_BYTES:,} of them; return fewer, and keep the rest in a file"
+                )
+            return value, None
+
+        request = f"remember({name})"
+        return state.journal.once("remember", state.round, request, name, do, bytes).result
 
     @uncatchable
     def report(self, model: Model, metrics: Mapping[str, float]) -> None:

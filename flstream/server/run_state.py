@@ -141,6 +141,7 @@ class RunState:
         private: Makes folds private; None where the job is not.
         round: The current round, from 1; 0 before the first.
         stage: Place of the current workflow among those of the job, from 0.
+        stopping: Judges by the scores of its models whether it goes on.
         totals: Of the round under way; None before the first one of a stage, and after its last.
         failure: What an effect has failed with; None while none has.
     """
@@ -166,15 +167,15 @@ class RunState:
             self.site_history = SiteHistory(job.seed)
         self.site_code = SiteCode()
         self.last_models: dict[str, tuple[str, int]] = {}
+        self.round = 0
+        self.stage, self.stopping = 0, EarlyStopping(job)
         self.private: PrivateFolds | None = None
         if job.privacy.is_on:
             from flstream.server.privacy import PrivateFolds
 
-            self.private = PrivateFolds(job)
-        self.round = 0
+            self.private = PrivateFolds(job, self.stopping)
         # By round, the number of the last effect that counted at its end.
         self._round_ends: list[int] = []
-        self.stage = 0
         self.unchanged: set[str] = set()
         self.trainings = TrainingEffects(self)
         self.scoring = ScoringEffects(self)
@@ -225,20 +226,14 @@ class RunState:
         """The oldest round whose model stays until this one has made its own."""
         return self.store.retention.oldest(self.round - 1)
 
-    def begin_stage(self, place: int, stopping: EarlyStopping) -> None:
-        """Begin with the next workflow.
-
-        Args:
-            place: Its place among those of the job, from 0.
-            stopping: Judges by their scores whether it goes on.
-        """
-        self.stage = place
+    def begin_stage(self, place: int) -> None:
+        """Begin with the next workflow, by its place among those of the job, from 0."""
+        self.stage, self.stopping = place, EarlyStopping(self.context.job)
         self._program_path = str(self.context.job.stages[place].program_file)
         self.update_store.waits = UNLIMITED
         self.site_code.source = self.context.job.stages[place].args.evaluate
-        self.scoring.begin_stage(stopping)
         if self.private is not None:
-            self.private.begin_stage(stopping)
+            self.private.begin_stage(self.stopping)
 
     def end_stage(self, reason: str | None) -> None:
         """End the current workflow's last round.

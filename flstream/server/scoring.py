@@ -12,7 +12,6 @@ from flstream.model.order import ORDER
 from flstream.runs.best import BestEvaluation, BestRound
 from flstream.runs.results import ScoreResult
 from flstream.runs.site_scores import by_site, columns_of
-from flstream.runs.stopping import EarlyStopping
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, SiteModel, SiteScores
@@ -49,18 +48,9 @@ class ScoringEffects:
         # Version of the best model for a run with more rounds, which knows no provisional score.
         self._earlier_best: int | None = None
         self._best = BestRound(job.key_metric, job.key_metric_mode)
-        self._stopping = EarlyStopping(job)
         self._has_evaluator = job.is_scored_centrally
         # Version of the newest model that was scored by those who received it.
         self._newest_received = -1
-
-    def begin_stage(self, stopping: EarlyStopping) -> None:
-        """Begin with the models of the next workflow.
-
-        Args:
-            stopping: Judges whether the workflow goes on.
-        """
-        self._stopping = stopping
 
     @property
     def best(self) -> BestEvaluation | None:
@@ -102,7 +92,7 @@ class ScoringEffects:
         if self._best.compare(model.round, metrics):
             self._earlier_best = self.best_version if is_provisional else None
             self.best_version = model.version
-        return self._stopping.evaluated(model.round, metrics)
+        return self._state.stopping.evaluated(model.round, metrics)
 
     def evaluate(
         self, model: Model, meta: Mapping[str, Any] | None, *, is_provisional: bool

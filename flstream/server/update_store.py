@@ -217,11 +217,20 @@ class UpdateStore:
 
     def write(self, training: SiteTraining, site: str, path: Path) -> None:
         """Write what a site's update makes of the model that it was trained from to a file."""
-        from flstream.server.written_update import step_of_one, write_update
-
-        base = self._store.joined(training.base)
         [update] = self.updates(training, [site])
-        write_update(self._context, update, base, step_of_one(self._context, base), path)
+        self.write_model(update, self._store.joined(training.base), path)
+
+    def write_model(self, update: CollectedUpdate, base: Source, path: Path) -> str:
+        """Write what an update makes of a model to a file; return the digest of its body."""
+        from flstream.aggregation.adoption import write_site_model
+        from flstream.aggregation.steps import plan_step
+
+        context = self._context
+        budget = context.job.aggregation.memory_budget
+        # What is aggregated does not matter: the model is the site's own, as it sent it.
+        rule = dataclasses.replace(context.rule, include=(".*",), exclude=())
+        step = plan_step(base.layout, rule.adopting(), updates=1, memory_budget=budget, buffered=1)
+        return write_site_model(path, base, update.source(step), rule, step, context.expect_on)
 
     def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
         """Repeat the trainings of sites whose updates were lost with their workers in a fold.

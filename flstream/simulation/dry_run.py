@@ -35,7 +35,6 @@ from flstream.runs.results import (
     TrainResult,
 )
 from flstream.runs.run_directory import RunDirectory
-from flstream.runs.stopping import EarlyStopping
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect, EffectFailedError
 from flstream.server.model_store import ModelStore
@@ -232,10 +231,10 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
                 job, run, nobody, nobody, rule, lambda *_: None, nobody, nobody, ()
             )
             store = ModelStore(context)
-            state, stopping = RunState(context, journal, store), EarlyStopping(job)
+            state = RunState(context, journal, store)
             first = store.add(ModelRecord(0, 0, 0, ""), 0)
-            state.begin_stage(place, stopping)
-            run_of_stage = Run(state, stage.args, stopping, 0, is_last_stage=True)
+            state.begin_stage(place)
+            run_of_stage = Run(state, stage.args, 0, is_last_stage=True)
             stage.load_program()(run_of_stage)
             outline.samples = run_of_stage.has_sampled
             own = set(store.own_bodies(first))
