@@ -21,13 +21,16 @@ from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource
 from flstream.model.source import Sink, Source
+from flstream.runs.results import FoldResult
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collector import SiteLost, brief
 from flstream.server.program_view import Model
+from flstream.server.scoring import weighted_metrics
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining, UpdatesToFold
 from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
-from flstream.telemetry.events import ModelRecord, Transfer
+from flstream.telemetry.events import ModelRecord, SiteLog, Transfer
+from flstream.text import brief_names
 from flstream.worker.messages import SiteAnswer
 
 if TYPE_CHECKING:
@@ -50,8 +53,8 @@ class CohortFold:
         model: The model that the updates were trained from.
         to_fold: The updates.
         adopts: Whether the one update becomes the next model as it is.
+        at: Sites of which one folds; none for the server.
         step: The server's step of the workflow's own; None for the job's server optimizer.
-        keeps_last: Whether the last models of the sites are kept here, as somebody collects them.
         tensors: The workflow's code that combines groups of tensors; None for the job's, if any.
 
     Attributes:
@@ -59,14 +62,12 @@ class CohortFold:
         optimizer: The server's step; None for none.
         answers: What the sites answered whose updates were folded, in order.
         cost: Cost of fetching the updates that were folded.
-        unchanged: Sites whose update is the model that they had received.
         clipped: Sites whose update was scaled down.
         refused: By site, the reason why its update turned out to be of no use.
         kept: By site, the digest of its last model, where that is kept.
         at: Site in whose process the model was made; empty for the server's.
-        is_link: Whether the model's file is that of the update which was adopted.
         checkpoint: Seconds from the end of the walk until the model was durable.
-        numbers: Numbers that the code which combines groups has logged, by key.
+        keeps_last: Whether the last models of the sites are kept, as somebody collects them.
     """
 
     def __init__(
@@ -76,10 +77,11 @@ class CohortFold:
         to_fold: UpdatesToFold,
         *,
         adopts: bool = False,
+        at: Sequence[str] = (),
         step: ServerStep | None = None,
-        keeps_last: bool = False,
         tensors: TensorFold | None = None,
     ) -> None:
+        self._state = state
         self.context = context = state.context
         self.store = store = state.store
         self.update_store = state.update_store
@@ -93,15 +95,16 @@ class CohortFold:
         self.optimizer = optimizer
         self.answers: list[SiteAnswer] = []
         self.cost = Transfer()
-        self.unchanged: list[str] = []
+        self._unchanged: list[str] = []
         self.clipped: list[str] = []
         self.refused: dict[str, str] = {}
         self.kept: dict[str, str] = {}
         self.at = ""
-        self.is_link = False
+        self._is_link = False
         self.checkpoint = 0.0
-        self.numbers: Mapping[str, float] = {}
+        self._numbers: Mapping[str, float] = {}
         self._adopts = adopts
+        self._at = at
         self._tensors = tensors
         self._base = store.joined(model)
         counts_alike = optimizer is not None and optimizer.counts_alike
@@ -111,7 +114,8 @@ class CohortFold:
             rule = state.private.rule(rule, state.round, store.next_record(state.round)[1])
         rule = replace(rule, counts_alike=counts_alike, bodies=store.bodies(model))
         self._keeper: FoldKeeper | None = None
-        if keeps_last:
+        self.keeps_last = state.keeps_last_models
+        if self.keeps_last and not at:
             from flstream.aggregation.adoption import FoldKeeper
 
             self._keeper = FoldKeeper(context.run.last_model, self._base, rule, context.expect_on)
@@ -124,6 +128,64 @@ class CohortFold:
         self._run: TaskRun | None = None
         self._group = 0
         self._done = 0
+
+    def do(self, number: int) -> tuple[FoldResult, ModelRecord]:
+        """Do the effect of a number: train who is yet to train, and make the next model."""
+        state, trained, to_fold, make = self._state, None, self.to_fold, self.make
+        context, private, round_number = state.context, state.private, state.round
+        _, step_number = state.store.next_record(round_number)
+        if self._at:
+            from flstream.server.peer_fold import fold_at
+
+            make = partial(fold_at, self, self._at)
+        for training in to_fold.trainings:
+            training.combines, training.at = self._tensors is not None, self._at
+        if (unread := to_fold.unread) is not None:
+            trained = unread.result = state.trainings.perform(unread, number, self)
+            state.site_code.record(trained.asks)
+        began = time.monotonic()
+        record = make(round_number)
+        weights: dict[str, float] = {}  # added up where there are several updates of a site
+        for answer in self.answers:
+            weights[answer.site] = weights.get(answer.site, 0.0) + answer.weight
+        result = FoldResult(
+            weights=weights,
+            metrics=weighted_metrics(self.answers),
+            refused=self.refused,
+            fold=time.monotonic() - began - self.checkpoint,
+            checkpoint=self.checkpoint,
+            up=self.cost,
+            updates=to_fold.used,
+            kept=self.kept,
+            at=self.at,
+            privacy=private.record(self, round_number, step_number) if private else None,
+            train=trained,
+        )
+        if result.metrics and state.scoring.is_received(self.model, to_fold):
+            # Before the record that makes it final, so that it counts as soon as that does.
+            state.scoring.tell_received(self.model, result.metrics, self.answers)
+        for key, value in self._numbers.items():
+            context.emit(SiteLog(round=round_number, site="", key=key, value=value))
+        self._warn_of_unchanged()
+        if not self._is_link:
+            state.update_store.folded(to_fold)
+        return result, record
+
+    def _warn_of_unchanged(self) -> None:
+        """Warn of sites that have sent the model that they received, once of each."""
+        state = self._state
+        new = [site for site in self._unchanged if site not in state.unchanged]
+        state.unchanged.update(new)
+        if new:
+            names = brief_names(new)
+            whose = f"update of {names} is" if len(new) == 1 else f"updates of {names} are"
+            state.warn(
+                [
+                    f"in round {state.round}, the {whose} equal to the model that was received, so "
+                    "nothing was trained; a trainer may count its epochs from round to round, or "
+                    "an optimizer hold the parameters of another module"
+                ]
+            )
 
     def train(self, training: SiteTraining) -> TaskRun:
         """Train the sites of a training, and add updates to a sum as they come."""
@@ -153,7 +215,7 @@ class CohortFold:
         if (whole := self._adopted_whole(updates, round_number)) is not None:
             self._take([whole])  # it was checked as it came
             record = self.store.link(self.model, round_number, whole.path, {MAIN: whole.digest})
-            self.is_link, self.checkpoint = True, time.monotonic() - began
+            self._is_link, self.checkpoint = True, time.monotonic() - began
             self._note_digest(whole.digest)
             return record
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
@@ -221,7 +283,7 @@ class CohortFold:
         path = self.update_store.files(self.to_fold.trainings[0]).folder / "groups.safetensors"
         budget = self.context.job.aggregation.memory_budget
         with combined_groups(base, updates, rule, code, path, step, budget, on_range) as groups:
-            self.numbers = groups.numbers
+            self._numbers = groups.numbers
             return fold_updates(
                 groups.base, groups.updates, groups.rule, sink, step, on_range, optimization
             )
@@ -298,11 +360,11 @@ class CohortFold:
 
     def _note_digest(self, digest: str) -> None:
         if self._adopts and digest != self.model.digest:
-            self.unchanged.clear()  # it was copied, and not compared
+            self._unchanged.clear()  # it was copied, and not compared
 
     def _take(self, updates: Sequence[CollectedUpdate]) -> None:
         """Take note of updates that are part of the model."""
-        self.unchanged += [update.answer.site for update in updates if not update.has_changed]
+        self._unchanged += [update.answer.site for update in updates if not update.has_changed]
         self.clipped += [update.answer.site for update in updates if update.is_clipped]
         self.answers += [update.answer for update in updates]
         self.cost = sum((update.cost for update in updates), start=self.cost)

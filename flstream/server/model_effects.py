@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -31,11 +29,8 @@ from flstream.server.arguments import (
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
 from flstream.server.program_view import Model, Update
-from flstream.server.scoring import weighted_metrics
 from flstream.server.training import UpdatesToFold
-from flstream.telemetry.events import ModelRecord, SiteLog
-from flstream.text import brief_names
-from flstream.worker.messages import SiteAnswer
+from flstream.telemetry.events import ModelRecord
 
 if TYPE_CHECKING:
     from flstream.server.run_state import RunState
@@ -88,7 +83,10 @@ def fold(
     if code is not None:
         arguments["tensors"] = list(code.plain)
     request = f"fold(model {model.version}, {to_fold.request})"
-    do = partial(_make, state, model=model, to_fold=to_fold, at=at, step=step, code=code)
+
+    def do(number: int) -> tuple[FoldResult, ModelRecord]:
+        return CohortFold(state, model, to_fold, at=at or (), step=step, tensors=code).do(number)
+
     done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
     return _take(state, done, model, to_fold)
 
@@ -106,7 +104,10 @@ def adopt(state: RunState, updates: Sequence[Update]) -> Model:
         )
     arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
     request = f"adopt(model {model.version}, {to_fold.request})"
-    do = partial(_make, state, model=model, to_fold=to_fold, adopts=True)
+
+    def do(number: int) -> tuple[FoldResult, ModelRecord]:
+        return CohortFold(state, model, to_fold, adopts=True).do(number)
+
     done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
     return _take(state, done, model, to_fold)
 
@@ -192,95 +193,6 @@ def _fitting(state: RunState, path: Path, model: Model) -> Source:
     return source
 
 
-def _make(
-    state: RunState,
-    number: int,
-    *,
-    model: Model,
-    to_fold: UpdatesToFold,
-    at: Sequence[str] | None = None,
-    step: ServerStep | None = None,
-    code: TensorFold | None = None,
-    adopts: bool = False,
-) -> tuple[FoldResult, ModelRecord]:
-    """Train who is yet to train, and fold updates into the next model, which is durable."""
-    trained = None
-    context, private, keeps_last = state.context, state.private, state.keeps_last_models
-    _, step_number = state.store.next_record(state.round)
-    fold = CohortFold(
-        state,
-        model,
-        to_fold,
-        adopts=adopts,
-        step=step,
-        keeps_last=keeps_last and at is None,
-        tensors=code,
-    )
-    make = fold.make
-    if at is not None:
-        from flstream.server.peer_fold import fold_at
-
-        make = partial(fold_at, fold, at, keeps_last)
-    for training in to_fold.trainings:
-        training.combines, training.at = code is not None, at or ()
-    if (unread := to_fold.unread) is not None:
-        trained = unread.result = state.trainings.perform(unread, number, fold)
-        state.site_code.record(trained.asks)
-    began = time.monotonic()
-    record = make(state.round)
-    result = FoldResult(
-        weights=_weights_by_site(fold.answers),
-        metrics=weighted_metrics(fold.answers),
-        refused=fold.refused,
-        fold=time.monotonic() - began - fold.checkpoint,
-        checkpoint=fold.checkpoint,
-        up=fold.cost,
-        updates=to_fold.used,
-        kept=fold.kept,
-        at=fold.at,
-        privacy=private.record(fold, state.round, step_number) if private else None,
-        train=trained,
-    )
-    if result.metrics and _is_score(state, fold.model, to_fold):
-        # Before the record that makes it final, so that it counts as soon as that does.
-        state.scoring.tell_received(fold.model, result.metrics, fold.answers)
-    for key, value in fold.numbers.items():
-        context.emit(SiteLog(round=state.round, site="", key=key, value=value))
-    _warn_of_unchanged(state, fold.unchanged)
-    if not fold.is_link:
-        state.update_store.folded(to_fold)
-    return result, record
-
-
-def _warn_of_unchanged(state: RunState, sites: Sequence[str]) -> None:
-    """Warn of sites that have sent the model that they received, once of each."""
-    new, number = [site for site in sites if site not in state.unchanged], state.round
-    state.unchanged.update(new)
-    if new:
-        names = brief_names(new)
-        whose = f"update of {names} is" if len(new) == 1 else f"updates of {names} are"
-        state.warn(
-            [
-                f"in round {number}, the {whose} equal to the model that was received, so "
-                "nothing was trained; a trainer may count its epochs from round to round, or "
-                "an optimizer hold the parameters of another module"
-            ]
-        )
-
-
-def _is_score(state: RunState, model: Model, to_fold: UpdatesToFold) -> bool:
-    """Whether metrics that come with updates are the score of the model they are folded into.
-
-    They are that of the model that they were trained from.
-    """
-    is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
-    return (
-        is_of_it
-        and state.site_code.is_received
-        and state.scoring.may_be_received(model, state.round)
-    )
-
-
 def _take(state: RunState, done: Effect[FoldResult], base: Model, to_fold: UpdatesToFold) -> Model:
     """Continue from a model on record, with all that its effect changed."""
     number, result, model, is_new = done
@@ -297,7 +209,7 @@ def _take(state: RunState, done: Effect[FoldResult], base: Model, to_fold: Updat
         assert result.train is not None
         state.trainings.take(training, result.train, number)
         training.is_folded = True
-    if _is_score(state, base, to_fold):
+    if state.scoring.is_received(base, to_fold):
         state.warn(state.scoring.add_received(base, result.metrics))
     if state.totals is not None:
         # Scores of the model that was received are no facts of the one that is being made.
@@ -310,11 +222,3 @@ def _take(state: RunState, done: Effect[FoldResult], base: Model, to_fold: Updat
     state.settle_failures(result.weights)
     state.update_store.settle(to_fold, state.round, state.oldest_round)
     return handle
-
-
-def _weights_by_site(answers: Sequence[SiteAnswer]) -> dict[str, float]:
-    """The weights of a fold's updates, added up where there are several of a site."""
-    weights: dict[str, float] = {}
-    for answer in answers:
-        weights[answer.site] = weights.get(answer.site, 0.0) + answer.weight
-    return weights

@@ -35,9 +35,7 @@ from flstream.worker.messages import Offered, SiteAnswer
 from flstream.worker.peer_messages import Folded, Folding, FoldTask, Offer
 
 
-def fold_at(
-    fold: CohortFold, at: Sequence[str], keeps_last: bool, round_number: int
-) -> ModelRecord:
+def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelRecord:
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
     If that process is lost, its own update is made again, and the next site folds.
@@ -61,7 +59,7 @@ def fold_at(
             folder = fold.update_store.files(fold.to_fold.trainings[0]).folder / "next"
             path = folder / context.run.checkpoint(round_number).name
             by_site = {update.answer.site: update for update in updates}
-            walk = partial(_walk, fold, keeps_last, worker, path, round_number, by_site)
+            walk = partial(_walk, fold, worker, path, round_number, by_site)
             _, folded = fold.fold_sound(updates, walk)
             fold.cost += sum(folded.costs.values(), start=Transfer())
             linked = time.monotonic()
@@ -86,7 +84,6 @@ def fold_at(
 
 def _walk(
     fold: CohortFold,
-    keeps_last: bool,
     worker: WorkerHandle,
     path: Path,
     round_number: int,
@@ -108,7 +105,7 @@ def _walk(
         optimizer=optimizer,
         state=None if state is None else str(state),
         step=step,
-        last={site: str(fold.context.run.last_model(site)) for site in by_site if keeps_last},
+        last={site: str(fold.context.run.last_model(site)) for site in by_site if fold.keeps_last},
     )
 
     def note(folding: Folding) -> None:

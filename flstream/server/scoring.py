@@ -31,6 +31,7 @@ _TRAINS_TO_EVALUATE = (
 
 if TYPE_CHECKING:
     from flstream.server.run_state import RunState
+    from flstream.server.training import UpdatesToFold
 
 
 class ScoringEffects:
@@ -64,18 +65,15 @@ class ScoringEffects:
             version for version in (self.best_version, self._earlier_best) if version is not None
         }
 
-    def may_be_received(self, model: Model, number: int) -> bool:
-        """Whether metrics that come with updates may be the score of the model.
+    def is_received(self, model: Model, to_fold: UpdatesToFold) -> bool:
+        """Whether metrics that come with updates are the score of the model they are folded into.
 
-        They are for the model that a round began with, and once; not for those in between, which
-        sites hand on to each other within a round.
-
-        Args:
-            model: What the sites had received.
-            number: Number of the current round.
+        They are that of the model that they were trained from, which a round began with, and once;
+        not of those in between, which sites hand on to each other within a round.
         """
-        is_new = model.version > self._newest_received
-        return model.round < number and is_new
+        state, is_new = self._state, model.version > self._newest_received
+        is_of_it = all(training.base.version == model.version for training in to_fold.trainings)
+        return is_of_it and is_new and state.site_code.is_received and model.round < state.round
 
     def add_received(self, model: Model, metrics: Metrics) -> Sequence[str]:
         """Add metrics that came with the updates of a model; return warnings, a sentence each.

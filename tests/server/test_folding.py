@@ -138,7 +138,11 @@ def fold(tmp_path, base):
         )
         update_store = SimpleNamespace(updates=lambda _, sites: [there[site] for site in sites])
         run_state = SimpleNamespace(
-            context=context, store=store, update_store=update_store, private=None
+            context=context,
+            store=store,
+            update_store=update_store,
+            private=None,
+            keeps_last_models=False,
         )
         rounds = CohortFold(run_state, model, to_fold)
         rounds._sums = sums
