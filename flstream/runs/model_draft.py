@@ -47,7 +47,7 @@ def model_draft(
     metadata: Mapping[str, str],
     rule: AggregationRule,
     optimizer: ServerStep | None,
-    state: Path | None,
+    state: FileSource | None,
     codecs: CodecChain,
     base: Source,
 ) -> Iterator[ModelDraft]:
@@ -59,7 +59,7 @@ def model_draft(
         metadata: Strings of its header.
         rule: Rule that combines updates.
         optimizer: The server optimizer that makes a step; None for none.
-        state: File of the optimizer's state before the step; None where there is none.
+        state: The optimizer's state before the step; None where there is none.
         codecs: Codecs of models, to the loss of which the model is rounded.
         base: The model that it is made of.
 
@@ -77,10 +77,9 @@ def model_draft(
         if optimizer is not None:
             from flstream.aggregation.optimizers import Optimization, state_layout
 
-            state_in = None if state is None else FileSource(state)
             beside_it = state_layout(optimizer.moments, layout, rule)
             out = stack.enter_context(FileSink(body_file(path, OPTIMIZER), beside_it))
-            optimization = Optimization(optimizer, state_in, out)
+            optimization = Optimization(optimizer, state, out)
         rounded: RoundedWriter | None = None
         changes = None
         if codecs.lossy is not None:

@@ -156,7 +156,7 @@ def merge(state: RunState, model: Model) -> Model:
 
         def make_durable() -> dict[str, str]:
             digests = store.keep_state(model, file)
-            base = FileSource(store.base_of(model) or context.job_base)
+            base = store.beside(model, BASE) or FileSource(context.job_base)
             scaling = Scaling.of(context.run.export_files / "adapter_config.json")
             digests[BASE] = write_merged_base(
                 body_file(file, BASE), base, residual, scaling, context.expect_on

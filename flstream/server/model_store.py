@@ -311,13 +311,16 @@ class ModelStore:
         """
         path = self.prepare(base, round_number)
         beside = {body: source.layout for body, source in self.bodies_of(base).items()}
+        state = None
+        if optimizer is not None and not optimizer.begins:
+            state = self.beside(base, OPTIMIZER)
         return model_draft(
             path,
             {MAIN: self.source(base).layout, **beside},
             self.metadata(base, round_number),
             self._context.rule,
             optimizer,
-            None if optimizer is None or optimizer.begins else self.state_of(base),
+            state,
             self._context.model_codecs,
             self.source(base),
         )
@@ -512,16 +515,24 @@ class ModelStore:
         beside = [body_file(name, body) for body in bodies_beside(record) for name in names]
         return [*beside, *reversed(names)]
 
-    def state_of(self, model: Model) -> Path | None:
-        """Path of the optimizer's state beside a model, verified once; None for none.
+    def beside(self, model: Model, body: str) -> FileSource | None:
+        """What lies beside a model and is no body of it, verified once; None for none.
+
+        Args:
+            model: The model.
+            body: :data:`OPTIMIZER`, :data:`CHANGES` from the model before it, or the :data:`BASE`
+                of an adapter, which is none where it is still the job's.
 
         Raises:
             UnsoundModelError: It is damaged or gone.
         """
         stored = self._models[model.version]
-        if not stored.record.optimizer_state:
-            return None
-        return self._body(stored, OPTIMIZER).path
+        return self._body(stored, body) if body in bodies_beside(stored.record) else None
+
+    def base_path(self, model: Model) -> str:
+        """Path of the base of an adapter, as text for a task; empty where it is still the job's."""
+        base = self.beside(model, BASE)
+        return "" if base is None else str(base.path)
 
     def keep_state(self, model: Model, path: Path) -> dict[str, str]:
         """Give the optimizer's state beside a model, if any, a second name beside another file.
@@ -529,32 +540,10 @@ class ModelStore:
         Returns:
             Digest of the state by its name, as :meth:`finish` takes it.
         """
-        if (state := self.state_of(model)) is None:
+        if (state := self.beside(model, OPTIMIZER)) is None:
             return {}
-        self._run.publish(state, body_file(path, OPTIMIZER))
+        self._run.publish(state.path, body_file(path, OPTIMIZER))
         return {OPTIMIZER: self._models[model.version].record.optimizer_state}
-
-    def base_of(self, model: Model) -> Path | None:
-        """Path of the base of an adapter, verified once; None where it is still the job's.
-
-        Raises:
-            UnsoundModelError: It is damaged or gone.
-        """
-        stored = self._models[model.version]
-        return self._body(stored, BASE).path if stored.record.base else None
-
-    def base_path(self, model: Model) -> str:
-        """Path of the base of an adapter, as text for a task; empty where it is still the job's."""
-        return str(self.base_of(model) or "")
-
-    def changes_of(self, model: Model) -> FileSource | None:
-        """The encoded changes of a model from the one before it, verified once; None for none.
-
-        Raises:
-            UnsoundModelError: They are damaged or gone.
-        """
-        stored = self._models[model.version]
-        return self._body(stored, CHANGES) if stored.record.changes else None
 
     def _set_aside(self, path: Path) -> None:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""

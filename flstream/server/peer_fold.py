@@ -24,6 +24,7 @@ from flstream.errors import (
     StreamingError,
     WorkerLostError,
 )
+from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
@@ -95,7 +96,7 @@ def _walk(
     store, model, optimizer = fold.store, fold.model, fold.optimizer
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
     base, most = store.source(model), fold.update_store.waits.progress
-    state = None if optimizer is None else store.state_of(model)
+    state = None if optimizer is None else store.beside(model, OPTIMIZER)
     task = FoldTask(
         base=str(base.path),
         path=str(path),
@@ -103,7 +104,7 @@ def _walk(
         updates=[_placed(fold, worker, source, by_site[source.site]) for source in updates],
         rule=fold.rule,
         optimizer=optimizer,
-        state=None if state is None else str(state),
+        state=None if state is None else str(state.path),
         step=step,
         last={site: str(fold.context.run.last_model(site)) for site in by_site if fold.keeps_last},
     )

@@ -17,6 +17,7 @@ from flstream.model.layout import Layout
 from flstream.model.order import ORDER
 from flstream.model.selection import Selection
 from flstream.model.source import Source
+from flstream.runs.model_files import CHANGES
 from flstream.runs.results import InlineRecord, UpdateRecord
 from flstream.runs.site_states import check_states, present_state_bytes
 from flstream.server.collector import UNLIMITED, ResultCollector
@@ -370,7 +371,7 @@ class UpdateStore:
         assert parts is not None
         assert parts.late is not None
         assert model is not None
-        source, changes = self._store.source(model), self._store.changes_of(model)
+        source, changes = self._store.source(model), self._store.beside(model, CHANGES)
         if changes is not None and not self._received.has_late_base(training, site):
             changes = None
         late = parts.late
@@ -381,7 +382,7 @@ class UpdateStore:
 
     def _changes(self, training: SiteTraining) -> tuple[Source | None, frozenset[str]]:
         """The changes that sites are sent in the place of a model, and the sites."""
-        parts, changes = training.parts, self._store.changes_of(training.base)
+        parts, changes = training.parts, self._store.beside(training.base, CHANGES)
         if parts is None or changes is None:
             return None, frozenset()
         following = frozenset(

@@ -213,7 +213,7 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
         )
         return update if remote is None else replace(update, confirm=remote.confirm)
 
-    state = None if task.state is None else Path(task.state)
+    state = None if task.state is None else FileSource(Path(task.state))
     drafting = model_draft(
         Path(task.path),
         {MAIN: base.layout},
