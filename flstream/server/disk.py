@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,40 +43,25 @@ class DiskPlan:
         rounds: Number of rounds of the job.
         keep: Number of checkpoints kept besides the best one, or ``"all"``.
         model: Size of one checkpoint in bytes.
-        updates: Most updates that wait in files at once; each counts as one model.
-        partial_sum: Size in bytes of the file with the sum of updates, 0 for none. Its successor is
-            written beside it.
-        optimizer_state: Size in bytes of the server optimizer's state, 0 for none. Each checkpoint
-            has one.
-        received: Most received models that sites' filters keep in files; each counts as one model.
-        site_models: Number of models of single sites that a later workflow scores; each counts as
-            one model.
-        replicas: Number of models in the states of sites that train on with a model and an
-            optimizer of their own; each counts as one model.
-        combined: Size in bytes of the file with tensors that are combined in groups, 0 for none.
-        bases: Most models of earlier rounds that sites still train from, where these would not be
-            kept otherwise; each counts as one model.
-        merged_base: Size in bytes of the base beside each checkpoint that residuals were added to,
-            0 for none.
+        beside: Bytes of what lies beside each checkpoint, by name.
+        passing: Bytes of what else a round writes before its model is durable, by name.
     """
 
     rounds: int
     keep: Keep
     model: int
-    updates: int = 0
-    partial_sum: int = 0
-    optimizer_state: int = 0
-    received: int = 0
-    site_models: int = 0
-    replicas: int = 0
-    combined: int = 0
-    bases: int = 0
-    merged_base: int = 0
+    beside: Mapping[str, int]
+    passing: Mapping[str, int]
 
     @property
     def checkpoint(self) -> int:
         """Size of a checkpoint with what lies beside it, in bytes."""
-        return self.model + self.optimizer_state + self.merged_base
+        return self.model + sum(self.beside.values())
+
+    @property
+    def passing_bytes(self) -> int:
+        """Size of all that a round writes beside the next checkpoint, in bytes."""
+        return sum(self.passing.values())
 
     @property
     def of_a_round(self) -> dict[str, int]:
@@ -84,26 +69,12 @@ class DiskPlan:
 
         Their sum is an upper bound: they are counted as if all existed at the same time.
         """
-        sizes = {
-            "the next model": self.model,
-            "the server optimizer's state": self.optimizer_state,
-            "the next base": self.merged_base,
-            _counted(self.updates, "update") + " in waiting": self.updates * self.model,
-            "the sum of updates and its successor": 2 * self.partial_sum,
-            "tensors combined in groups": self.combined,
-            "models as sites received them": self.received * self.model,
-            _counted(self.bases, "model") + " that sites train from": self.bases * self.model,
-            _counted(self.site_models, "model") + " of sites": self.site_models * self.model,
-            _counted(self.replicas, "model") + " in sites' states": self.replicas * self.model,
-        }
+        sizes = {"the next model": self.model, **self.beside, **self.passing}
         return {what: size for what, size in sizes.items() if size}
 
     def lasts(self, room: int) -> int:
         """Number of rounds that fit into ``room`` bytes if each keeps its checkpoint."""
-        passing = self.updates + self.received + self.site_models + self.replicas + self.bases
-        passing *= self.model
-        passing += 2 * self.partial_sum + self.combined
-        return max(0, room - passing) // self.checkpoint
+        return max(0, room - self.passing_bytes) // self.checkpoint
 
     def more_checkpoints(self, done: int, stored: int) -> int:
         """Most checkpoints that will exist at one time beyond those stored now.
@@ -189,13 +160,14 @@ def check_run(
     if fitting > 0:
         advice = f"or set checkpoints.keep = {fitting}"
     return (
-        f"{_counted(plan.rounds - done, 'round')} to come with checkpoints.keep = {plan.keep} "
-        f"take up to {format_bytes(need)} of disk for {_counted(more, 'more checkpoint')}"
+        f"{counted(plan.rounds - done, 'round')} to come with checkpoints.keep = {plan.keep} "
+        f"take up to {format_bytes(need)} of disk for {counted(more, 'more checkpoint')}"
         f"{state_words}, "
         f"{format_bytes(room)} are free in {folder}, and round {plan.first_short(done, lasts)} may "
         f"be the first that does not fit; make room, {advice}"
     )
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Return a number of things, such as ``2 updates``."""
     return f"{count} {what}{'s' if count != 1 else ''}"

@@ -10,7 +10,7 @@ from flstream.codecs.chain import chain_of
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.model.layout import Layout
-from flstream.server.disk import DiskPlan
+from flstream.server.disk import DiskPlan, counted
 from flstream.server.program_view import ProgramOutline
 
 # Of models up to here, a worker trains several sites in one task, and their updates come in the
@@ -111,6 +111,8 @@ def plan_disk(
     programs: Sequence[ProgramOutline],
     plan: TaskPlan | None = None,
     base_bytes: int = 0,
+    *,
+    is_started: bool = False,
 ) -> DiskPlan:
     """Plan the disk space of a run.
 
@@ -121,6 +123,7 @@ def plan_disk(
         programs: What its workflows do.
         plan: Plan of their task; None for that of a task whose updates are folded as they come.
         base_bytes: Size of the base that the sites share; 0 without one.
+        is_started: Whether it is for trainings that are started beside others.
     """
     rule = rule_for(job.aggregation)
     if plan is None:
@@ -143,20 +146,30 @@ def plan_disk(
     in_flight = max((program.in_flight for program in programs), default=0)
     # Each site's, and the one that takes the place of an earlier one.
     of_sites = job.clients.count + 1 if any(program.collected for program in programs) else 0
+    if is_started:  # what others need is there, or was checked as they were started
+        waiting, in_flight = cohort, 0
+    # Tiny models stay in the workers' memory.
+    received = 0 if plan.is_inline else _kept_models(job)
+    bases = 0 if job.checkpoints.keep == "all" else in_flight
+    replicas, merges = _replicas(job, programs), any(program.merges for program in programs)
+    model = layout.nbytes + _bytes_of_changes(job, layout)
     return DiskPlan(
         job.planned_rounds,
         job.checkpoints.keep,
-        layout.nbytes + _bytes_of_changes(job, layout),
-        waiting,
-        sums,
-        _state_bytes(job, layout, rule, programs),
-        # Tiny models stay in the workers' memory.
-        received=_kept_models(job) if not plan.is_inline else 0,
-        site_models=of_sites,
-        replicas=_replicas(job, programs),
-        combined=layout.nbytes if plan.combines else 0,
-        bases=0 if job.checkpoints.keep == "all" else in_flight,
-        merged_base=base_bytes if any(program.merges for program in programs) else 0,
+        model,
+        beside={
+            "the server optimizer's state": _state_bytes(job, layout, rule, programs),
+            "the next base": base_bytes if merges else 0,
+        },
+        passing={
+            counted(waiting, "update") + " in waiting": waiting * model,
+            "the sum of updates and its successor": 2 * sums,
+            "tensors combined in groups": layout.nbytes if plan.combines else 0,
+            "models as sites received them": received * model,
+            counted(bases, "model") + " that sites train from": bases * model,
+            counted(of_sites, "model") + " of sites": of_sites * model,
+            counted(replicas, "model") + " in sites' states": replicas * model,
+        },
     )
 
 

@@ -85,10 +85,14 @@ class UpdateStore:
         collector = training.collector()
         collector.check_size()
         disk = plan_disk(
-            context.job, base.layout, len(cohort), context.programs, plan, context.base_bytes
+            context.job,
+            base.layout,
+            len(cohort),
+            context.programs,
+            plan,
+            context.base_bytes,
+            is_started=training.is_started,
         )
-        if training.is_started:  # what others need is there, or was checked as they were started
-            disk = dataclasses.replace(disk, updates=len(cohort), bases=0)
         check_round(
             disk,
             context.run.path,

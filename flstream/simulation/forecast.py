@@ -218,7 +218,6 @@ def forecast(
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
     plan = plan_disk(job, whole, trained or cohort, programs, task, base)
-    passing = sum(plan.of_a_round.values()) - plan.checkpoint
     kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     need = Forecast(
         measured=measured,
@@ -233,7 +232,7 @@ def forecast(
         total_bytes=measured.shared + _OTHERS_BYTES + server + local_processes * worker + base,
         disk_bytes=plan.model
         + plan.more_checkpoints(0, 1) * plan.checkpoint
-        + passing
+        + plan.passing_bytes
         + kept * layout.nbytes,
         kept_bytes=kept * layout.nbytes,
         epsilon=spent,

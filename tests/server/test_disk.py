@@ -16,8 +16,13 @@ GIB = 1 << 30
 RUN = Path("runs/x")
 
 
-def plan(rounds=10, keep="all", model=5 * GIB, **rest):
-    return DiskPlan(rounds=rounds, keep=keep, model=model, **rest)
+def plan(rounds=10, keep="all", model=5 * GIB, updates=0, partial_sum=0, optimizer_state=0):
+    waiting = f"{updates} update{'s' if updates != 1 else ''} in waiting"
+    passing = {
+        waiting: updates * model,
+        "the sum of updates and its successor": 2 * partial_sum,
+    }
+    return DiskPlan(rounds, keep, model, {"the server optimizer's state": optimizer_state}, passing)
 
 
 def room(size):
@@ -97,7 +102,7 @@ def test_a_run_that_will_not_fit_is_warned_of_with_the_keep_that_would(
 
 
 PLANS = st.builds(
-    DiskPlan,
+    plan,
     rounds=st.integers(1, 12),
     keep=st.just("all") | st.integers(1, 14),
     model=st.integers(1, 50),
@@ -114,8 +119,8 @@ def superseded(rounds, last, keep, best):
 
 def fills(plan, free, best, done, stored):
     """Run a plan on a pretended disk; return the first round that does not fit, or None."""
-    there, each = set(stored), plan.model + plan.optimizer_state
-    passing = plan.updates * plan.model + 2 * plan.partial_sum
+    there, each = set(stored), plan.model + sum(plan.beside.values())
+    passing = sum(plan.passing.values())
     for number in range(done + 1, plan.rounds + 1):
         if each + passing > free:
             return number
