@@ -198,7 +198,7 @@ class CohortFold:
         if plan.group:
             from flstream.aggregation.partial_sum import PartialSum
 
-            path = self.update_store.files(training).folder / "sum.safetensors"
+            path = self.context.run.updates(training.number) / "sum.safetensors"
             self._sums = PartialSum(path, self._base, self.rule)
             self._group = plan.group
         for _ in run.progress():
@@ -280,7 +280,7 @@ class CohortFold:
 
         code = self._code
         assert code is not None
-        path = self.update_store.files(self.to_fold.trainings[0]).folder / "groups.safetensors"
+        path = self.context.run.updates(self.to_fold.trainings[0].number) / "groups.safetensors"
         budget = self.context.job.aggregation.memory_budget
         with combined_groups(base, updates, rule, code, path, step, budget, on_range) as groups:
             self._numbers = groups.numbers

@@ -214,7 +214,8 @@ def _take(state: RunState, done: Effect[FoldResult], base: Model, to_fold: Updat
     if state.totals is not None:
         # Scores of the model that was received are no facts of the one that is being made.
         is_received = state.site_code.is_received
-        state.totals.add_model(replace(result, metrics={}) if is_received else result)
+        metrics = {} if is_received else result.metrics
+        state.totals.folds.append(replace(result, metrics=metrics, train=None))
     if training is not None:
         # What sites kept in this effect that were refused goes back to what it was before, too.
         state.fleet.set_states({site: training.tasks[site].state for site in result.refused})

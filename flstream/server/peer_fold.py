@@ -57,7 +57,7 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
         sites.remove(site)
         try:
             worker = pool.ready(context.worker_of(site))
-            folder = fold.update_store.files(fold.to_fold.trainings[0]).folder / "next"
+            folder = context.run.updates(fold.to_fold.trainings[0].number) / "next"
             path = folder / context.run.checkpoint(round_number).name
             by_site = {update.answer.site: update for update in updates}
             walk = partial(_walk, fold, worker, path, round_number, by_site)

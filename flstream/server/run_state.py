@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.device import NANOSECONDS
@@ -31,7 +31,6 @@ from flstream.telemetry.events import (
     AnyEvent,
     EndedEarly,
     ModelRecord,
-    PrivacySpent,
     RoundFinished,
     SiteSuspended,
     Transfer,
@@ -48,66 +47,56 @@ if TYPE_CHECKING:
 
 
 class RoundTotals:
-    """Adds up what a round's effects cost and brought."""
+    """Costs of a round's trainings, and results of its folds, which the end of the round adds up.
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._download = self._train = self._fold = self._checkpoint = 0.0
-        self._down, self._up = Transfer(), Transfer()
-        self._weights: dict[str, float] = {}
-        self._updates = Counter[str]()
-        self._aggregator = ""
-        self._metrics: list[tuple[float, Mapping[str, float]]] = []
-        self._privacy: PrivacySpent | None = None
+    Attributes:
+        costs: What each training cost.
+        folds: What came of each fold or adoption, without its training.
+    """
 
-    def add_task(self, cost: TaskCost) -> None:
-        """Add what a training cost."""
-        self._download += cost.download
-        self._train += cost.work
-        self._fold += cost.fetch
-        self._down += msgspec.structs.replace(cost.down, seconds=cost.download)
+    def __init__(self) -> None:
+        self.costs: list[TaskCost] = []
+        self.folds: list[FoldResult] = []
 
-    def add_model(self, result: FoldResult) -> None:
-        """Add what a model cost that was made."""
-        self._fold += result.fold
-        self._checkpoint += result.checkpoint
-        self._up += result.up
-        self._aggregator = result.at or self._aggregator
-        for site, weight in result.weights.items():
-            self._weights[site] = self._weights.get(site, 0.0) + weight
-        self._updates.update(site for _, sites in result.updates for site in sites)
-        self._metrics.append((sum(result.weights.values()), result.metrics))
-        if result.privacy is not None:
-            self._privacy = result.privacy.spent
-
-    def finished(self, newest: ModelRecord, simulated: float | None) -> RoundFinished:
-        """The event that ends the round, with the virtual clock's time in seconds, if any."""
+    def finished(self, number: int, newest: ModelRecord, simulated: float | None) -> RoundFinished:
+        """The event that ends a round, with the virtual clock's time in seconds, if any."""
+        costs, folds = self.costs, self.folds
+        weights, updates = dict[str, float](), Counter[str]()
+        for fold in folds:
+            for site, weight in fold.weights.items():
+                weights[site] = weights.get(site, 0.0) + weight
+            updates.update(site for _, sites in fold.updates for site in sites)
+        down = sum((cost.down for cost in costs), Transfer())
+        download = sum(cost.download for cost in costs)
+        up = sum((fold.up for fold in folds), Transfer())
+        upload = sum(cost.fetch for cost in costs) + sum(fold.fold for fold in folds)
+        private = [fold.privacy.spent for fold in folds if fold.privacy is not None]
         return RoundFinished(
-            round=self.number,
+            round=number,
             digest=newest.digest,
             optimizer_state=newest.optimizer_state,
-            download=self._download,
-            train=self._train,
-            upload_and_fold=self._fold,
-            checkpoint=self._checkpoint,
-            weights=self._weights,
-            updates={site: n for site, n in self._updates.items() if n > 1},
-            metrics=self._mean(),
-            down=self._down,
-            up=msgspec.structs.replace(self._up, seconds=self._fold),
-            aggregator=self._aggregator,
-            privacy=self._privacy,
+            download=download,
+            train=sum(cost.work for cost in costs),
+            upload_and_fold=upload,
+            checkpoint=sum(fold.checkpoint for fold in folds),
+            weights=weights,
+            updates={site: n for site, n in updates.items() if n > 1},
+            metrics=self._means(),
+            down=replace(down, seconds=download),
+            up=replace(up, seconds=upload),
+            aggregator=next((fold.at for fold in reversed(folds) if fold.at), ""),
+            privacy=private[-1] if private else None,
             simulated_seconds=simulated,
         )
 
-    def _mean(self) -> dict[str, float]:
-        if len(self._metrics) == 1:
-            return dict(self._metrics[0][1])
+    def _means(self) -> dict[str, float]:
+        """Means of the metrics of the folds, weighted by the sums of their updates' weights."""
+        if len(self.folds) == 1:
+            return dict(self.folds[0].metrics)
         means = {}
-        for name in sorted({name for _, metrics in self._metrics for name in metrics}):
-            having = [
-                (weight, metrics[name]) for weight, metrics in self._metrics if name in metrics
-            ]
+        weighted = [(sum(fold.weights.values()), fold.metrics) for fold in self.folds]
+        for name in sorted({name for _, metrics in weighted for name in metrics}):
+            having = [(weight, metrics[name]) for weight, metrics in weighted if name in metrics]
             total = sum(weight for weight, _ in having)
             means[name] = sum(weight * value for weight, value in having) / total
         return means
@@ -253,7 +242,7 @@ class RunState:
         started = [training.number - 1 for training in self.in_flight.values()]
         self._round_ends.append(min([self.journal.asked, *started]))
         self.round += 1
-        self.totals = RoundTotals(self.round)
+        self.totals = RoundTotals()
         self.fleet.begin_round()
 
     def hold_models(self) -> None:
@@ -269,7 +258,7 @@ class RunState:
         if totals is not None:
             self.store.name_round(self.round)
             simulated = None if self.clock is None else self.clock.now / NANOSECONDS
-            self.emit_live(totals.finished(self.store.newest.record, simulated))
+            self.emit_live(totals.finished(self.round, self.store.newest.record, simulated))
 
     def asked_sites(
         self, method: str, sites: Sequence[str], timeout: float | None
