@@ -112,7 +112,7 @@ class Message:
         if (content is None) == (error is None):
             raise TypeError("a Message has either content or an error")
         self.metadata: Metadata = metadata
-        # Set by strategies: see :class:`flstream.compat.flower.grid.Batch`.
+        # Set by strategies: see :class:`flstream.compat.flower.grid.Sending`.
         self.weighted_by, self.is_folded_unseen = "num-examples", False
         self._content, self._error = content, error
 

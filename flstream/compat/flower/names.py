@@ -37,7 +37,10 @@ _UTILITIES = _in(
     "sample_nodes validate_message_reply_consistency",
 )
 _RESULT = _in("aggregates", "Result")
-_ERRORS = _in("aggregates", "AggregationError InconsistentMessageReplies")
+_ERRORS = {
+    **_in("aggregates", "InconsistentMessageReplies"),
+    "AggregationError": "flstream.errors:AggregationError",
+}
 _MODS = _in(
     "mods", "LocalDpMod adaptiveclipping_mod arrays_size_mod fixedclipping_mod message_size_mod"
 )
