@@ -20,8 +20,9 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import LEAST_WEIGHT, FlowerApp
+from flstream.compat.flower.requests import FlowerApp
 from flstream.runs.summary import BESIDE_METRICS
+from flstream.worker.messages import LEAST_WEIGHT
 
 _STATE = "context.records"
 
@@ -42,12 +43,12 @@ class AppLearner(Learner):
         """Hand a message to the ClientApp, and return its reply as an update, or as metrics."""
         sent, site, tensors = model.meta[SENT], self.site, model.params or {}
         folder = Path(site.folder).parents[1] / content.FOLDER
-        node, kept = self._app.node_id(site.name), site.state_dir / _STATE
+        node, state = self._app.node_id(site.name), site.state_dir / _STATE
         context = self._app.context(
             node,
             site.total_rounds,
             node_config={"partition-id": site.index, "num-partitions": self._sites},
-            state=unpack_records(kept.read_bytes()) if kept.is_file() else RecordDict(),
+            state=unpack_records(state.read_bytes()) if state.is_file() else RecordDict(),
         )
         metadata = Metadata(
             context.run_id,
@@ -72,8 +73,8 @@ class AppLearner(Learner):
             raise RuntimeError(f"the ClientApp replied with an error: {reply.error.reason}")
         if sent["needs_update"] and (misfit := _misfit(reply.content, tensors)):
             raise RuntimeError(misfit)
-        if context.state or kept.is_file():
-            kept.write_bytes(pack_records(context.state))
+        if context.state or state.is_file():
+            state.write_bytes(pack_records(context.state))
         if reply.has_error():
             return FLModel(meta={ERROR: [reply.error.code, str(reply.error.reason)]})
         return _answer(reply.content, tensors, sent["weight"], folder)
@@ -113,12 +114,12 @@ def _shapes(arrays: Mapping[str, Any]) -> dict[str, list[int]]:
 
 def _misfit(reply: RecordDict, received: Mapping[str, Any]) -> str:
     """Say why a reply is no update of the arrays that its node has received; empty if it is one."""
-    flaw, due = "the reply has no ArrayRecord", _shapes(received)
+    flaw, shapes = "the reply has no ArrayRecord", _shapes(received)
     for record in reply.array_records.values():
-        if (sent := _shapes(record)) == due:
+        if (sent := _shapes(record)) == shapes:
             return ""
-        name = min(name for name in {**sent, **due} if sent.get(name) != due.get(name))
+        name = min(name for name in {**sent, **shapes} if sent.get(name) != shapes.get(name))
         has = f"has the shape {sent[name]}" if name in sent else "is missing"
-        had = f"its shape was {due[name]}" if name in due else "there was none"
+        had = f"its shape was {shapes[name]}" if name in shapes else "there was none"
         flaw = f"the reply's array {name!r} {has}, and in the message {had}"
     return f"{flaw}; reply with an ArrayRecord like the message's in all rounds, or in none"

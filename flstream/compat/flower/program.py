@@ -135,21 +135,21 @@ class RunCalls:
         sent = msgspec.convert(messages, list[Sent])
         if not self._begin_round({message.category for message in sent}):
             return []
-        asked: dict[Any, dict[str, Any]] = {}
+        tasks: dict[Any, dict[str, Any]] = {}
         counts: Counter[Any] = Counter()
         keys = []
         for message in sent:
             kind = message.category, message.version
             counts[kind, message.site] += 1
             keys.append((*kind, counts[kind, message.site]))
-            asked.setdefault(keys[-1], {})[message.site] = {SENT: message.facts}
+            tasks.setdefault(keys[-1], {})[message.site] = {SENT: message.facts}
         requests: list[Updates] = []
-        for (_, version, _), of_sites in asked.items():
+        for (_, version, _), of_sites in tasks.items():
             for updates in requests[-1:]:
                 len(updates)  # waits for the request before
             model = self._newest if version is None else self._models[version]
             requests.append(self._run.ask(model, of_sites, timeout))
-        numbers = {key: place for place, key in enumerate(asked)}
+        numbers = {key: place for place, key in enumerate(tasks)}
         places = [numbers[key] for key in keys]
         pairs = zip(places, sent, strict=True)
         self._sent[number] = [(requests[place], message.site) for place, message in pairs]

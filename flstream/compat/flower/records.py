@@ -140,11 +140,11 @@ class Array:
         return array
 
     @classmethod
-    def _made(cls, *args: Any, **named: Any) -> Array:
+    def _constructed(cls, *args: Any, **named: Any) -> Array:
         """Return an array, as the constructor does."""
         return cls(*args, **named)
 
-    from_numpy_ndarray = from_torch_tensor = _made
+    from_numpy_ndarray = from_torch_tensor = _constructed
 
     @property
     def value(self) -> Any:
@@ -238,11 +238,11 @@ class ArrayRecord(Unread, TypedRecord[Array]):
         return record
 
     @classmethod
-    def _made(cls, *args: Any, **named: Any) -> Self:
+    def _constructed(cls, *args: Any, **named: Any) -> Self:
         """Return a record, as the constructor does."""
         return cls(*args, **named)
 
-    from_array_dict = from_numpy_ndarrays = from_torch_state_dict = _made
+    from_array_dict = from_numpy_ndarrays = from_torch_state_dict = _constructed
 
     def __setitem__(self, key: str, value: Array) -> None:
         super().__setitem__(key, value)

@@ -17,9 +17,6 @@ Content = bytes
 CLIENT_APP_RAISED = 2
 """Code of Flower's for an exception of a ClientApp."""
 
-LEAST_WEIGHT = 1e-15
-"""Number that a weight of 0 becomes: an update's weight is above it."""
-
 ROUNDS = "num-server-rounds"
 """Name of an app's setting that is the job's ``rounds``."""
 

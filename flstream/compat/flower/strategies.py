@@ -45,9 +45,9 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import LEAST_WEIGHT
 from flstream.compat.flower.rules import COMBINATIONS
 from flstream.errors import AggregationError
+from flstream.worker.messages import LEAST_WEIGHT
 
 log = logging.getLogger("flwr")
 

@@ -25,9 +25,9 @@ class _MadeByJob(ABCMeta):
     def __call__(
         cls, *args: Any, params_type: str = "FULL", framework: str = "numpy", **kwargs: Any
     ) -> Any:
-        made: Any = super().__call__(*args, **kwargs)
-        made._params_type, made._framework = ParamsType(params_type), framework
-        return made
+        aggregator: Any = super().__call__(*args, **kwargs)
+        aggregator._params_type, aggregator._framework = ParamsType(params_type), framework
+        return aggregator
 
 
 class ModelAggregator(metaclass=_MadeByJob):
