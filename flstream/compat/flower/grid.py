@@ -39,6 +39,7 @@ from flstream.compat.flower.requests import (
     ModelOfRun,
     Sent,
 )
+from flstream.errors import LayoutError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
@@ -141,7 +142,6 @@ class Grid:
         self.last = self._model("newest")
         source = FileSource(Path(self.last.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
-        self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
         self._sendings, self._messages = itertools.count(1), itertools.count(1)
         began = self.remember("the time", lambda: repr(time.time()).encode())
         self._began = float(began.decode())
@@ -268,10 +268,13 @@ class Grid:
         with self._turn:
             if isinstance(record.origin, ModelOfRun):
                 return record.origin
-            if record.forms != self._forms:
+            values = {name: array.value for name, array in record.items()}
+            try:
+                body = MemoryBody.of(values, tied=self._layout.aliases)
+            except LayoutError:  # a dtype that no model has
                 return None
-            tensors = {name: array.torch(is_own=False) for name, array in record.items()}
-            body = MemoryBody.of(tensors, tied=self._layout.aliases)
+            if body.layout.difference(self._layout):
+                return None
             digest = body_digest(body)
             if digest != self.last.digest:
                 path = self._folder / f"arrays-{digest}.safetensors"

@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import msgspec
 import numpy as np
 
-from flstream.errors import LayoutError
-from flstream.model.dtypes import code_of
-
 if TYPE_CHECKING:
     import torch
 
@@ -278,17 +275,6 @@ class ArrayRecord(Unread, TypedRecord[Array]):
     def count_bytes(self) -> int:
         """Return the bytes of the arrays and of their names."""
         return sum(array.value.nbytes + len(name) for name, array in self.items())
-
-    @property
-    def forms(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-        """Dtype, as safetensors names it, and shape by name; None where one has another dtype."""
-        try:
-            values = {name: array.value for name, array in self.items()}
-            return {
-                name: (code_of(value, name), tuple(value.shape)) for name, value in values.items()
-            }
-        except LayoutError:
-            return None
 
 
 class RecordDict(TypedRecord[Any]):
