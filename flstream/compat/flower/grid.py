@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from safetensors import safe_open
 
-from flstream.compat.flower import content
 from flstream.compat.flower.messages import Error, Message
 from flstream.compat.flower.records import (
     Array,
@@ -38,6 +37,8 @@ from flstream.compat.flower.requests import (
     Method,
     ModelOfRun,
     Sent,
+    get_content,
+    put_content,
 )
 from flstream.errors import LayoutError
 from flstream.model.checkpoint import FileSource, write_checkpoint
@@ -228,7 +229,7 @@ class Grid:
             sending.models += [] if model is None else [model]
             version = None if model is None else model.version
             if (id(records), version) not in packed:
-                data = content.put(self._folder, pack_records(records, body))
+                data = put_content(self._folder, pack_records(records, body))
                 packed[id(records), version] = data
             facts = {
                 "content": packed[id(records), version],
@@ -308,7 +309,7 @@ class Grid:
         if answer.content is None:
             reply = Message(Error(answer.code, answer.failure), reply_to=to)
         else:
-            records = unpack_records(content.get(self._folder, answer.content), update)
+            records = unpack_records(get_content(self._folder, answer.content), update)
             metrics: Mapping[str, Any] = next(iter(records.metric_records.values()), {})
             for record in records.array_records.values():
                 if isinstance(record.origin, ReplyUpdate):

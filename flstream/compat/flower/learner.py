@@ -10,7 +10,7 @@ import msgspec
 
 from flstream.client.fl_model import FLModel
 from flstream.client.learner import Learner
-from flstream.compat.flower import content, names
+from flstream.compat.flower import names
 from flstream.compat.flower.messages import SERVER_NODE, Message, Metadata
 from flstream.compat.flower.program import ERROR, SENT
 from flstream.compat.flower.records import (
@@ -20,7 +20,7 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import FlowerApp
+from flstream.compat.flower.requests import FOLDER, FlowerApp, get_content, put_content
 from flstream.runs.summary import BESIDE_METRICS
 from flstream.worker.messages import LEAST_WEIGHT
 
@@ -42,7 +42,7 @@ class AppLearner(Learner):
     def train(self, model: FLModel) -> FLModel:
         """Hand a message to the ClientApp, and return its reply as an update, or as metrics."""
         sent, site, tensors = model.meta[SENT], self.site, model.params or {}
-        folder = Path(site.folder).parents[1] / content.FOLDER
+        folder = Path(site.folder).parents[1] / FOLDER
         node, state = self._app.node_id(site.name), site.state_dir / _STATE
         context = self._app.context(
             node,
@@ -65,7 +65,7 @@ class AppLearner(Learner):
         def body() -> ArrayRecord:
             return ArrayRecord({name: Array.over(value) for name, value in tensors.items()})
 
-        records = unpack_records(content.get(folder, sent["content"]), body)
+        records = unpack_records(get_content(folder, sent["content"]), body)
         reply = self._handle(Message(records, metadata=metadata), context)
         if not isinstance(reply, Message):
             raise TypeError(f"the ClientApp returned a {type(reply).__name__}; return a Message")
@@ -93,7 +93,7 @@ def _answer(
         for key, value in record.items()
         if not isinstance(value, list)
     }
-    meta: dict[str, Any] = {SENT: content.put(folder, pack_records(reply, name))}
+    meta: dict[str, Any] = {SENT: put_content(folder, pack_records(reply, name))}
     if weighted_by in metrics:
         weight = float(metrics.pop(weighted_by))
         if not weight >= 0:

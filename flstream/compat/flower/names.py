@@ -18,7 +18,7 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in("records", "Array ArrayRecord ConfigRecord MetricRecord RecordDict")
 _MESSAGES = _in("messages", "Context DEFAULT_TTL Error Message MessageType Metadata")
-_CLIENT = {**_in("apps", "ClientApp"), **_in("numpy_client", "NumPyClient")}
+_CLIENT = _in("apps", "ClientApp NumPyClient")
 _CALLABLES = _in("apps", "ClientAppCallable Mod")
 _SERVER = {**_in("grid", "Grid"), **_in("apps", "ServerApp")}
 _STRATEGIES = _in(

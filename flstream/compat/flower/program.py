@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flstream.compat.flower.content import FOLDER
 from flstream.compat.flower.requests import (
+    FOLDER,
     Answer,
     AppCall,
     AppEnded,

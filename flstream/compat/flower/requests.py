@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import xxhash
+
+from flstream.errors import SimulationError
+from flstream.runs.small_files import temporary_of
 
 if TYPE_CHECKING:
     from flstream.compat.flower.messages import Context
 
 Content = bytes
-"""Packed records, or where they are: see :mod:`flstream.compat.flower.content`."""
+"""Packed records; or, where they are too large for the journal, the name of their file.
+
+Before them is one byte: 0 where they follow, 1 where the name of their file does, which is its
+digest.
+"""
 
 CLIENT_APP_RAISED = 2
 """Code of Flower's for an exception of a ClientApp."""
@@ -21,6 +31,14 @@ ROUNDS = "num-server-rounds"
 """Name of an app's setting that is the job's ``rounds``."""
 
 _ID_BITS = 63
+
+FOLDER = "app"
+"""Folder below the run directory."""
+
+_HERE, _IN_FILE = b"\0", b"\1"
+
+# Most bytes of a content that travels in a message, and lies in the journal.
+_MOST_BYTES = 64 << 10
 
 
 class FlowerApp(msgspec.Struct, frozen=True):
@@ -149,3 +167,39 @@ class AppEnded(msgspec.Struct, tag=True, frozen=True):
 
 
 FromApp = AppCall | Computed | AppEnded
+
+
+def put_content(folder: Path, data: bytes) -> Content:
+    """Return a content as it is, if it is small, or the name of a durable file with it."""
+    if len(data) <= _MOST_BYTES:
+        return _HERE + data
+    path = folder / f"{xxhash.xxh3_128_hexdigest(data)}.records"
+    if not path.is_file():
+        temporary = temporary_of(path.with_suffix(f".{os.getpid()}"))
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    return _IN_FILE + path.name.encode()
+
+
+def get_content(folder: Path, content: Content) -> bytes:
+    """Return a content.
+
+    Raises:
+        SimulationError: Its file is gone or damaged; the message names it.
+    """
+    if content[:1] == _HERE:
+        return content[1:]
+    path = folder / Path(content[1:].decode()).name
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise SimulationError(
+            f"{path} cannot be read ({error.strerror}), and a message of the app is in it; start a "
+            "new run (leave out --resume)"
+        ) from error
+    if path.stem != xxhash.xxh3_128_hexdigest(data):
+        raise SimulationError(f"{path} was changed; start a new run (leave out --resume)")
+    return data

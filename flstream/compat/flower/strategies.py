@@ -26,6 +26,7 @@ from flstream.compat.flower.aggregates import (
     validate_message_reply_consistency,
     weights_of,
 )
+from flstream.compat.flower.apps import ARRAYS, CONFIG
 from flstream.compat.flower.grid import (
     WEIGHT,
     CaughtError,
@@ -36,7 +37,6 @@ from flstream.compat.flower.grid import (
     Sending,
 )
 from flstream.compat.flower.messages import Message
-from flstream.compat.flower.numpy_client import ARRAYS, CONFIG
 from flstream.compat.flower.records import (
     ArrayRecord,
     ConfigRecord,
