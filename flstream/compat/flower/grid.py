@@ -91,15 +91,15 @@ def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Arra
 
 
 class Replies(Unread, UserList[Message]):
-    """List of replies to messages, in their order; sites answer once one is looked at.
+    """List of replies to messages, in their order, that a strategy folds as they come.
 
-    Passed on to a strategy unseen, they are folded as they come.
+    Nodes answer then, or once one reply is looked at.
 
     Attributes:
-        sent: The grid and the sending of the messages; None for another list.
+        sent: The grid, and the sending of the messages.
     """
 
-    sent: tuple[Grid, Sending] | None = None
+    sent: tuple[Grid, Sending]
 
 
 class RunOverError(BaseException):
@@ -178,6 +178,8 @@ class Grid:
         messages = list(messages)
         with self._turn:
             sending = self._send(messages, timeout)
+        if not sending.is_folded_unseen:
+            return self._replies(sending, messages)
         replies = Replies()
         replies.sent, replies.look = (self, sending), partial(self._replies, sending, messages)
         return replies
@@ -207,7 +209,7 @@ class Grid:
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def _send(self, messages: Sequence[Message], timeout: float | None) -> Sending:
-        """Send messages, whose sites answer later."""
+        """Send messages."""
         weighted_by = messages[0].weighted_by if messages else WEIGHT
         is_unseen = any(message.is_folded_unseen for message in messages)
         sending = Sending(next(self._sendings), weighted_by, is_unseen)

@@ -100,10 +100,7 @@ class RunCalls:
     def until_end(self) -> Model:
         """Answer calls until the app has ended, and return its last model."""
         while isinstance(call := self._process.receive(), AppCall):
-            if call.method not in ("read", "fold"):
-                self._send_unseen()
             self._process.send(AppResult(getattr(self, call.method)(*call.arguments)))
-        self._send_unseen()
         match call:
             case AppEnded(version, ""):
                 return self._models[version]
@@ -118,7 +115,7 @@ class RunCalls:
     def send(
         self, number: int, messages: Any, timeout: float | None, unused: Sequence[tuple[str, int]]
     ) -> list[int]:
-        """Send messages, whose sites answer once an answer is read or folded, or at the next call.
+        """Send messages, and wait for the answers, unless the app folds them as they come.
 
         Args:
             number: Number of the sending.
@@ -145,10 +142,10 @@ class RunCalls:
             tasks.setdefault(keys[-1], {})[message.site] = {SENT: message.facts}
         requests: list[Updates] = []
         for (_, version, _), of_sites in tasks.items():
-            for updates in requests[-1:]:
-                len(updates)  # waits for the request before
             model = self._newest if version is None else self._models[version]
             requests.append(self._run.ask(model, of_sites, timeout))
+            if len(requests) < len(tasks) or not sent[0].facts["needs_update"]:
+                len(requests[-1])  # waits for the answers
         numbers = {key: place for place, key in enumerate(tasks)}
         places = [numbers[key] for key in keys]
         pairs = zip(places, sent, strict=True)
@@ -226,13 +223,6 @@ class RunCalls:
             "evaluate_fn has sent messages, or looked at arrays of a reply, which it must not; do "
             "so in aggregate_train"
         )
-
-    def _send_unseen(self) -> None:
-        """Ask the sites of messages whose replies nobody has looked at or folded."""
-        for sent in self._sent.values():
-            for updates, _ in sent:
-                if not (updates.is_read or updates.training.is_done):
-                    len(updates)
 
     def _drop(self, unused: Sequence[tuple[str, int]]) -> None:
         """Release models and answers, so that their files may go."""

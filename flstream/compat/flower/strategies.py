@@ -310,12 +310,11 @@ class FedAvg(Strategy):
 
     def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> ArrayRecord | None:
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
-        if not isinstance(replies, Replies) or replies.sent is None or replies.look is None:
+        if not isinstance(replies, Replies) or replies.look is None:
             return None
         grid, sending = replies.sent
-        if len(set(sending.requests)) != 1 or not sending.is_folded_unseen:
-            return None
-        return self._fold(grid, sending, server_round)
+        is_one = len(set(sending.requests)) == 1
+        return self._fold(grid, sending, server_round) if is_one else None
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
