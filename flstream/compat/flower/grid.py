@@ -234,16 +234,19 @@ class Grid:
                 data = put_content(self._folder, pack_records(records, body))
                 packed[id(records), version] = data
             facts = {
-                "content": packed[id(records), version],
-                "type": metadata.message_type,
-                "group": metadata.group_id,
+                "group_id": metadata.group_id,
+                "created_at": self._began,
                 "ttl": metadata.ttl,
-                "time": self._began,
+                "message_type": metadata.message_type,
+            }
+            for_site = {
+                "content": packed[id(records), version],
+                "metadata": facts,
                 "weight": weighted_by,
                 "needs_update": is_unseen,
             }
             category = metadata.message_type.partition(".")[0]
-            sent.append(Sent(self._sites[node], category, version, facts))
+            sent.append(Sent(self._sites[node], category, version, for_site))
         if sent:
             unused = [self._unused.pop(0) for _ in range(len(self._unused))]
             seconds = None if timeout is None else float(timeout)

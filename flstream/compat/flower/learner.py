@@ -50,17 +50,8 @@ class AppLearner(Learner):
             node_config={"partition-id": site.index, "num-partitions": self._sites},
             state=unpack_records(state.read_bytes()) if state.is_file() else RecordDict(),
         )
-        metadata = Metadata(
-            context.run_id,
-            f"{site.round}-{site.seed}",
-            SERVER_NODE,
-            node,
-            "",
-            sent["group"],
-            sent["time"],
-            sent["ttl"],
-            sent["type"],
-        )
+        number, facts = f"{site.round}-{site.seed}", sent["metadata"]
+        metadata = Metadata(context.run_id, number, SERVER_NODE, node, "", **facts)
 
         def body() -> ArrayRecord:
             return ArrayRecord({name: Array.over(value) for name, value in tensors.items()})

@@ -103,7 +103,7 @@ class Sent(msgspec.Struct, frozen=True):
         site: The site.
         category: ``train``, ``evaluate`` or ``query``.
         version: Version of the model that has the message's arrays; None where it has none of one.
-        facts: Packed records and further facts of the message, as the site finds them.
+        facts: Packed records, metadata and what the answer is to be, as the site finds them.
     """
 
     site: str
