@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import psutil
 
 from flstream.bench.cases import BenchPlan, Case, Need
 from flstream.errors import AbortedError, SimulationError, UsageError
@@ -25,6 +24,7 @@ from flstream.runs.history import RoundRecord
 from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
+from flstream.simulation.forecast import available_in
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.machine import this_machine
@@ -152,11 +152,11 @@ def document(plan: BenchPlan, results: Sequence[CaseResult]) -> dict[str, Any]:
 
 def _lack(need: Need, folder: Path) -> str:
     """Return the memory or disk that a case lacks on this machine; empty if it fits."""
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
-    if need.memory > memory:
-        return f"needs about {format_bytes(need.memory)}, {format_bytes(memory)} available"
-    if need.disk > disk:
-        return f"needs about {format_bytes(need.disk)} of disk, {format_bytes(disk)} free"
+    room = available_in(folder)
+    if need.memory > room.memory:
+        return f"needs about {format_bytes(need.memory)}, {format_bytes(room.memory)} available"
+    if room.disk is not None and need.disk > room.disk:
+        return f"needs about {format_bytes(need.disk)} of disk, {format_bytes(room.disk)} free"
     return ""
 
 
