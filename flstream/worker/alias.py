@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -216,8 +217,7 @@ class AliasModule(ModuleType):
             raise ImportError(f"flstream has no {name} of {self.__name__}: {known}")
         value = self._names[name]
         if isinstance(value, str) and ":" in value:
-            module, _, attribute = value.partition(":")
-            value = getattr(importlib.import_module(module), attribute)
+            value = resolve_name(value)
         setattr(self, name, value)
         return value
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 from flstream.worker.alias import AliasModule, install
@@ -98,8 +98,7 @@ def load_app(folder: str, component: str) -> Any:
         _print_log()
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module, _, name = component.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return resolve_name(component)
 
 
 def _print_log() -> None:
