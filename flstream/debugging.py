@@ -89,19 +89,20 @@ def debugging(site: DebuggedSite) -> Iterator[None]:
         _debugged = None
 
 
-def sentence(error: BaseException, source: Path) -> str:
+def sentence(error: BaseException, source: Path, elsewhere: str = "") -> str:
     """Describe an exception in a sentence, with the line of the training code.
 
     Args:
         error: The exception.
         source: Path of the training code's file; of this package's own, where that calls other
             code, whose last file is named.
+        elsewhere: Place to name if no line of that file is to blame; empty for the file.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if str(source).startswith(f"{_PACKAGE}/"):
         source = _own_file([frame.filename for frame in frames]) or source
     lines = [frame.lineno for frame in frames if frame.filename == str(source)]
-    where = f"{source.name}, line {lines[-1]}" if lines else source.name
+    where = f"{source.name}, line {lines[-1]}" if lines else elsewhere or source.name
     # On one line: torch lists what does not fit on lines of their own.
     text = shortened(" ".join(_message(error).split()), MOST_OF_AN_ERROR)
     message = f": {text}" if text else ""

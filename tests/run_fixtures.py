@@ -69,6 +69,11 @@ class Run(NamedTuple):
     summary: Summary
     directory: RunDirectory
 
+    def finished(self) -> Run:
+        """Return the run, which must have come to its end."""
+        assert self.summary.status == "finished", self.summary.error
+        return self
+
 
 class SharedHost(ProcessHost):
     """Process host that runs share, one after another: its fork server outlives each of them.

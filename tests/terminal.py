@@ -61,6 +61,11 @@ class Terminal:
             pass
         os.write(self._terminal, text.encode())
 
+    def pdb(self, line: str) -> str:
+        """Enter a line at pdb's prompt, and return what comes before its next one."""
+        self.enter(f"{line}\n")
+        return self.until("(Pdb) ")
+
     def status(self) -> int:
         """Read to the end, and return the exit status."""
         with pytest.raises(AssertionError, match="did not come"):

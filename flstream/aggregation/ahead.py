@@ -66,9 +66,12 @@ class WriteBehind:
         return [self._view]
 
     def commit(self, start: int, stop: int) -> None:
-        """Start writing the buffer; raise the error of the buffer before it."""
+        """Write the buffer, or start to where more follow; raise the error of the one before."""
         self._wait()
-        self._writing = self._writer.submit(self._write, start, self._view)
+        if stop == self.layout.nbytes:
+            self._write(start, self._view)
+        else:
+            self._writing = self._writer.submit(self._write, start, self._view)
 
     def close(self) -> None:
         """Wait for the last write, and raise its error."""

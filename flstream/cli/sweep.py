@@ -115,9 +115,9 @@ def sweep(
         if (key := setting.partition("=")[0].strip()) in varied_keys:
             raise UsageError(f"{key}: it is varied, and set to one value; leave one out")
 
-    def job_of(point: Point, part: int | None) -> Job:
+    def job_of(point: Point) -> Job:
         varied = [f"{key}={value}" for key, value in point.values.items()]
-        settings = {**engine_settings(engine), "seed": point.seed, "rounds": part}
+        settings = {**engine_settings(engine), "seed": point.seed}
         return load_job(job, [*fixed, *varied], settings)
 
     command = shlex.join(["flstream", *sys.argv[1:]])

@@ -122,22 +122,13 @@ class ProcessCall(ChildProcess[_Answer], Generic[ValueT]):
         kind: Type of the returned value.
         target: The function, ``package.module:name``, of ``args``.
         args: Arguments of the function; must be picklable.
-        log: File of the process's output.
-        abort: Signal at which nobody waits for it any more; None for none.
+        how: The log and the signal of :class:`ChildProcess`.
     """
 
     def __init__(
-        self,
-        host: ProcessHost,
-        name: str,
-        kind: Any,
-        target: str,
-        *args: Any,
-        log: Path = Path(os.devnull),
-        abort: AbortSignal | None = None,
+        self, host: ProcessHost, name: str, kind: Any, target: str, *args: Any, **how: Any
     ) -> None:
-        answer, call = f"{__name__}:{_answer.__name__}", (target, *args)
-        super().__init__(host, name, _Answer, answer, *call, log=log, abort=abort)
+        super().__init__(host, name, _Answer, f"{__name__}:_answer", target, *args, **how)
         self._kind = kind
 
     def result(self, seconds: float | None = None) -> ValueT:

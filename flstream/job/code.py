@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from flstream.debugging import sentence
 from flstream.errors import UsageError
 from flstream.job.problems import Problem, RefusedValueError, did_you_mean, given_clause
 
@@ -83,7 +84,7 @@ def find(place: str, what: str) -> Any:
         module = import_once(where)
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        hint = raised(error, where, f"{Path(last.filename).name} line {last.lineno}")
+        hint = sentence(error, Path(where), f"{Path(last.filename).name}, line {last.lineno}")
         if isinstance(error, ModuleNotFoundError):
             hint += "; install it where flstream is, or put it beside the file"
         allowed = "in Python that can be imported"
@@ -93,20 +94,6 @@ def find(place: str, what: str) -> Any:
         hint = did_you_mean(name, vars(module))
         raise RefusedValueError(Problem("", given_clause(place), allowed, hint))
     return getattr(module, name)
-
-
-def raised(error: BaseException, where: str, elsewhere: str) -> str:
-    """Describe an error of the user's code, with its line.
-
-    Args:
-        error: The error.
-        where: Path of the user's file.
-        elsewhere: Place to name if no line of that file is to blame.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == where]
-    at = f"{Path(where).name} line {lines[-1]}" if lines else elsewhere
-    return f"{at} raised {type(error).__name__}: {error}".rstrip(": ")
 
 
 def check(value: Any, named: str, *protocols: type) -> Any:

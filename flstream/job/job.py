@@ -129,7 +129,7 @@ class Job(Section):
 
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
     # Known here, so that processes of sites need not import a workflow of the user's own.
-    _planned_rounds: int = PrivateAttr(0)
+    _training_stages: int = PrivateAttr(0)
 
     @model_validator(mode="before")
     @classmethod
@@ -166,7 +166,7 @@ class Job(Section):
                     for p in problems
                 )
             )
-        self._planned_rounds = self.rounds * sum(stage.has_rounds for stage in self.stages)
+        self._training_stages = sum(stage.has_rounds for stage in self.stages)
         return self
 
     def model_post_init(self, context: Any) -> None:
@@ -237,7 +237,7 @@ class Job(Section):
     @property
     def planned_rounds(self) -> int:
         """Number of rounds of all stages together; 0 where none of them trains."""
-        return self._planned_rounds
+        return self.rounds * self._training_stages
 
     @property
     def key_metric(self) -> str:

@@ -31,8 +31,9 @@ class TimeSection(Section):
     """
 
     work: Literal["examples", "declared", "measured"] = "examples"
-    """How much work a task is: the examples of its answer, `flare.work(units)`, or measured.
+    """How much work a task is: examples (those of its answer, one at least), declared, or measured.
 
+    declared takes the units of `flare.work(units)`, which also stand in the place of examples.
     measured takes the seconds that training took, which differ from run to run: then a resumed run
     alone has the same bits.
     """
@@ -48,6 +49,11 @@ class TimeSection(Section):
     def is_virtual(self) -> bool:
         """Whether time is simulated."""
         return self.clock == "virtual"
+
+    @property
+    def least_units(self) -> float:
+        """Units of work that a task has at least: so no answer comes as its site begins."""
+        return 1.0 if self.work == "examples" else 0.0
 
     def seconds_of(self, units: float) -> Fraction:
         """Return the seconds of so many examples or units on a device of speed 1."""

@@ -16,9 +16,9 @@ from flstream.errors import UsageError
 from flstream.job import Job, JobError, WorkflowArgs, make_job
 from flstream.recipe import arguments
 from flstream.recipe.arguments import KEYS, FilterType, by_name, checked, put
-from flstream.recipe.components import Component
 from flstream.recipe.initial_model import WEIGHTS, write_weights
 from flstream.recipe.job_folder import portable, python_files, whole_folder, write_job_folder
+from flstream.recipe.nvflare import Component
 from flstream.recipe.nvflare_table import ARGUMENTS as ARGUMENTS_OF_NVFLARE
 from flstream.recipe.sim_env import ARGUMENTS, RunResult, SimEnv
 from flstream.simulation.export_files import MadeModel

@@ -1,4 +1,4 @@
-"""Conversion of NVFlare's job folders into jobs, without running their code."""
+"""NVFlare's job folders as jobs, without running their code, and its components as objects."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from filecmp import cmp
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ _VARIABLE = re.compile(r'(")?\{(\w+)\}(?(1)"(?!\s*:))')
 _CUSTOM = re.compile(r"^(\{JOB_CUSTOM_DIR\}/|(\./)?custom/|\./)")
 _UNKNOWN = "- it is not known here"
 _NOTHING: Sequence[Any] = (None, "", [], {})
-VALUES: Mapping[str, Callable[[Any], Any]] = {
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
     "arrays": lambda value: None if value == "raw" else value,
     "listed": lambda value: value if isinstance(value, list) else None,
     "min": lambda value: "min" if value else None,
@@ -45,6 +46,9 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 """Converters of values that need nothing else of the job; None for a value that asks nothing."""
 CLASSES = tuple(name for name, target in table.CLASSES.items() if target[:1] != "-")
 """Names of NVFlare's classes that are taken or not needed, in the order of conversion."""
+# Of objects of NVFlare: arguments of a recipe by their converters, and sections by those of rules.
+_OBJECTS = {"model": "model", "checkpoint": "initial_ckpt"}
+_SECTIONS = {"metric": "workflow.args", "stage": "workflow.args"}
 
 
 def convert(source: Path, name: str | None = None) -> Conversion:
@@ -301,7 +305,7 @@ class Conversion:
         if target.startswith("-"):
             self._note(named, part.args, target)
             return
-        settings = dict(pair.split("=") for pair in target.split() if "=" in pair)
+        settings = _settings(target)
         if kind := settings.get("filter"):
             args = {key: part.args[key] for key in part.args if table.ARGUMENTS.get(key) != ""}
             if part.tasks and {"train", "*"}.isdisjoint(part.tasks):
@@ -329,7 +333,7 @@ class Conversion:
             if rule.startswith("-"):
                 raise ValueError(rule)
             key, _, converter = rule.partition(":")
-            convert = VALUES.get(converter) or getattr(self, f"_{converter}", None)
+            convert = _VALUES.get(converter) or getattr(self, f"_{converter}", None)
             taken = convert(value) if convert else arguments.converted(converter or name, value)
             if taken is not None:
                 self._put(key, taken)
@@ -422,3 +426,61 @@ class Conversion:
         args = self._words(shlex.join(words[at + 1 :])) or None
         launcher = arguments.converted("command", shlex.join(words[:at]))
         return {"script": self._script(words[at]), "args": args, "command": launcher}
+
+
+class Component(dict[str, Any]):
+    """Arguments of a recipe that an object of NVFlare sets; ``config`` has most of them."""
+
+
+def component(name: str, *unnamed: Any, **values: Any) -> Component:
+    """Return what an object of a class of NVFlare sets in a job.
+
+    Raises:
+        UsageError: An argument has no counterpart, or no name.
+    """
+    if unnamed:
+        raise UsageError(f"{name} was given {unnamed[0]!r} without a name; name all arguments")
+    target, config = table.CLASSES[name], dict[str, Any]()
+    settings = _settings(target)
+    if workflow := settings.pop("workflow", ""):
+        config["workflow.type"] = workflow
+    for key, value in settings.items():
+        if ":" not in key:  # a default array is not that of any job
+            config[_job_key(key)] = int(value) if value.isdigit() else value
+    parts = Component(config=config)
+    for argument, value in values.items():
+        rule = table.ARGUMENTS.get(f"{workflow}.{argument}", table.ARGUMENTS.get(argument))
+        if not target or rule == "" or value in (None, "", False):
+            continue
+        if rule is not None and rule.startswith("-") and "tracking.type" in config:
+            arguments.notice(f"{argument} of {name} was left out: {rule[2:]}")
+            continue
+        if rule is None or rule.startswith("-"):
+            reason = "there is no such argument" if rule is None else rule.removeprefix("- ")
+            raise UsageError(f"{name}: {argument} is {value!r}: {reason}")
+        key, _, converter = rule.partition(":")
+        if converter in _OBJECTS:
+            parts[_OBJECTS[converter]] = value
+            continue
+        convert = _VALUES.get(converter) or partial(arguments.converted, argument)
+        if (taken := convert(value)) is not None:
+            config[_job_key(key)] = taken
+    return parts
+
+
+def _settings(target: str) -> dict[str, str]:
+    """Return the values that a class of the table sets, by their rules."""
+    return dict(pair.split("=", 1) for pair in target.split() if "=" in pair)
+
+
+def _job_key(key: str) -> str:
+    first, _, rest = key.partition(".")
+    return f"{_SECTIONS[first]}.{rest}" if first in _SECTIONS else key
+
+
+COMPONENTS: Mapping[str, Callable[..., Component]] = {
+    name: partial(component, name)
+    for name, target in table.CLASSES.items()
+    if not target.startswith("-") and "filter=" not in target and "Launcher" not in name
+}
+"""Functions in the place of NVFlare's classes, by their names."""

@@ -99,10 +99,9 @@ def sweep(
     refuse_within_run()
     settings: Mapping[str, Any] = {} if env is None else env.settings
 
-    def job_of(point: Point, part: int | None) -> Job:
-        own = {"seed": point.seed, "rounds": part}
-        parts = [*settings.items(), *point.values.items(), *own.items()]
-        values = {key: value for key, value in parts if value is not None}
+    def job_of(point: Point) -> Job:
+        parts = {**settings, **point.values, "seed": point.seed}
+        values = {key: value for key, value in parts.items() if value is not None}
         if not isinstance(job, FedJob):
             return load_job(job, (), values)
         root = Path("runs") if env is None else env.workspace_root

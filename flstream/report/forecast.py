@@ -13,8 +13,7 @@ from rich.text import Text
 from flstream.job import Job
 from flstream.report.console import print_facts
 from flstream.report.text import counted, pieces
-from flstream.simulation.fleet import FleetFacts
-from flstream.simulation.forecast import Available, Forecast, Lack
+from flstream.simulation.forecast import Available, FleetFacts, Forecast, Lack
 from flstream.text import printable
 from flstream.units import format_bytes, format_seconds
 
@@ -48,15 +47,19 @@ def forecast_json(
     job: Job, need: Forecast, room: Available, lacks: Sequence[Lack]
 ) -> dict[str, Any]:
     """Convert a forecast to JSON, with sizes in bytes; see :func:`print_forecast`."""
+    facts, measured = asdict(need), need.measured
+    del facts["measured"]
+    building = {"way": measured.way, "memory": measured.memory, "frozen": measured.frozen}
     return {
         "job": job.name,
         "rounds": job.planned_rounds,
         "sites": job.clients.count,
         "sites_per_round": job.sample_size,
         "workers": job.clients.workers,
-        **asdict(need),
-        "imports": need.imports._asdict(),
-        "building": need.building and need.building._asdict(),
+        **facts,
+        "imports": {"shared": measured.shared, "own": measured.own},
+        "building": building if measured.way else None,
+        "base_bytes": measured.base_bytes,
         "programs": [msgspec.to_builtins(program) for program in need.programs],
         "memory_limit": job.memory_limit,
         "available": {"memory": room.memory, "disk": room.disk, "folder": str(room.folder)},
@@ -67,7 +70,7 @@ def forecast_json(
 
 
 def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str]]:
-    size, clients = format_bytes, job.clients
+    size, clients, measured = format_bytes, job.clients, need.measured
     rounds = counted(job.planned_rounds, "round")
     code = str(job.train.learner or job.train.script).removeprefix(f"{job.folder}/")
     origin = str(job.model.initial or job.model.factory).removeprefix(f"{job.folder}/")
@@ -84,22 +87,18 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
-    if need.base_bytes:
-        yield "base", f"{size(need.base_bytes)}, mapped once by all workers of a machine"
-    if need.building is not None:
-        taken = f", about {size(need.building.memory)} at a time" if need.building.memory else ""
-        yield "built", f"{need.building.way}{taken}"
-        if need.building.frozen > need.model_bytes:
-            frozen = f"{size(need.building.frozen)} a worker, which model.base would share"
-            yield "frozen", frozen
+    if measured.base_bytes:
+        yield "base", f"{size(measured.base_bytes)}, mapped once by all workers of a machine"
+    if measured.way:
+        taken = f", about {size(measured.memory)} at a time" if measured.memory else ""
+        yield "built", f"{measured.way}{taken}"
+    if measured.frozen > need.model_bytes:
+        yield "frozen", f"{size(measured.frozen)} a worker, which model.base would share"
     moved = f"{size(need.down_bytes)} down and {size(need.up_bytes)} up"
     yield "a round", f"about {moved}, {need.mode} mode, {pieces(need.chunk_size)}"
     if need.epsilon is not None:
         yield "privacy", f"epsilon {need.epsilon:.4g} at delta {job.privacy.delta:g} after {rounds}"
-    yield (
-        "imports",
-        f"{size(need.imports.shared)} shared, {size(need.imports.own)} a worker (measured)",
-    )
+    yield "imports", f"{size(measured.shared)} shared, {size(measured.own)} a worker (measured)"
     yield "server", f"about {size(need.server_bytes)} over its idle"
     yield "a worker", f"about {size(need.worker_bytes)} for the exchange, with its imports"
     yield "not counted", f"{size(3 * need.model_bytes)} a worker for gradients and Adam's state;"

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from heapq import nlargest, nsmallest
 from itertools import accumulate
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from flstream.debugging import code_failed
+from flstream.debugging import code_failed, sentence
 from flstream.errors import FlstreamError, WorkflowError
 from flstream.job.clients_section import OortSection, PowerOfChoiceSection, SamplerSection
-from flstream.job.code import make, raised
+from flstream.job.code import make
 from flstream.job.fields import Section
 from flstream.job.problems import did_you_mean
 from flstream.server.sampling import in_order, sample_by
@@ -73,7 +74,7 @@ def sampled(
 def _sampled_by_own(
     section: SamplerSection, sites: Sequence[str], count: int, history: SamplingHistory
 ) -> list[str]:
-    name, where = section.name, section.type.rpartition(":")[0]
+    name = section.name
     try:
         # Made anew for each round, so that nothing but the history decides.
         returned = make(section.type, dict(section.args)).sample([*sites], count, history)
@@ -83,9 +84,10 @@ def _sampled_by_own(
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         code_failed(error)
+        reason = sentence(error, Path(section.type.rpartition(":")[0]), name)
         raise WorkflowError(
-            f"clients.sampler {name} failed in round {history.round}: {raised(error, where, name)};"
-            " mend it, and start the run again"
+            f"clients.sampler {name} failed in round {history.round}: {reason}; mend it, and start "
+            "the run again"
         ) from error
     number = history.round
 

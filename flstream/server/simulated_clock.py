@@ -159,10 +159,15 @@ class SiteClock:
         """The earliest time at which the site can have answered, as far as that is known."""
         if self.end is not None:
             return self.end.time
-        work = 0
-        if self._declared is not None and self._section.work != "measured":
-            work = self._device.work(self._section.seconds_of(self._declared))
-        return self._before(self._trained(work)).time
+        declared = 0.0 if self._declared is None else self._declared
+        return self._before(self._trained(self._work(declared))).time
+
+    def _work(self, units: float) -> int:
+        """How long the site trains for so many units of work, where that is not measured."""
+        if self._section.work == "measured":
+            return 0
+        units = max(units, self._section.least_units)
+        return self._device.work(self._section.seconds_of(units))
 
     def _trained(self, work: int) -> int:
         """When the site has trained for so long, and received all that it was sent."""
@@ -176,12 +181,10 @@ class SiteClock:
             self.end = SiteTime(self._arrival, reason)
             return self.end
         if section.work == "measured":
-            work = Fraction(answer.seconds)
-        elif answer.units is not None:
-            work = section.seconds_of(answer.units)
+            work = device.work(Fraction(answer.seconds))
         else:
-            work = section.seconds_of(answer.weight)
-        self.end = self._before(self._trained(device.work(work)) + device.after_work(answer.nbytes))
+            work = self._work(answer.weight if answer.units is None else answer.units)
+        self.end = self._before(self._trained(work) + device.after_work(answer.nbytes))
         return self.end
 
     def fail(self, reason: str) -> None:

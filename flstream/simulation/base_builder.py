@@ -24,14 +24,13 @@ from flstream.client.base import (
     meta_module,
 )
 from flstream.client.seeding import seed_everything
-from flstream.debugging import code_failed
+from flstream.debugging import code_failed, sentence
 from flstream.errors import (
     FlstreamError,
     ModelError,
     UsageError,
 )
 from flstream.job import Job
-from flstream.job.code import raised
 from flstream.job.model_section import BaseSection
 from flstream.model.checkpoint import FileSource, open_blob
 from flstream.model.digests import body_digest
@@ -100,9 +99,9 @@ def _build(section: BaseSection, seed: int) -> tuple[str, Layout]:
         raise
     except Exception as error:  # of the user's factory, or on weights that do not load
         code_failed(error)
-        where = (section.factory or "").rpartition(":")[0]
-        place = raised(error, where, section.factory or section.hf or "")
-        raise ModelError(f"model.base: {place}") from error
+        origin = section.factory or section.hf or ""
+        reason = sentence(error, Path(origin.rpartition(":")[0]), origin)
+        raise ModelError(f"model.base: {reason}") from error
     metadata = described(section, module)
     digest, layout = write_base(module, metadata)
     # What no site could build is found here.

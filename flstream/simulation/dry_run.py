@@ -102,9 +102,7 @@ class _DryJournal:
                 train = self._train(unread[0]["sites"]) if unread else None
                 result = FoldResult({}, {}, {}, 0.0, 0.0, Transfer(), [], train=train)
                 self._answered = 0
-                step = self._models.get(round_number, 0)
-                self._models[round_number] = step + 1
-                model = ModelRecord(round_number, sum(self._models.values()), step, "")
+                model = self._new_model(round_number)
                 if "step" in arguments:
                     outline.moments = sorted({*outline.moments, *arguments["step"][-1]})
                 outline.combines = outline.combines or "tensors" in arguments
@@ -122,9 +120,7 @@ class _DryJournal:
                 result = ScoreResult({}, {}, {}, {self._key_metric: [0.0] * len(sites)})
                 self._add(f"score at {_counted(sites)}")
             case "store" | "merge":
-                step = self._models.get(round_number, 0)
-                self._models[round_number] = step + 1
-                model = ModelRecord(round_number, sum(self._models.values()), step, "")
+                model = self._new_model(round_number)
                 outline.merges |= kind == "merge"
                 self._add(kind)
             case "remember":
@@ -135,6 +131,11 @@ class _DryJournal:
             case "write_json":
                 self._add(f"write {arguments['path']}")
         return Effect(self.asked, result, model, False)
+
+    def _new_model(self, round_number: int) -> ModelRecord:
+        step = self._models.get(round_number, 0)
+        self._models[round_number] = step + 1
+        return ModelRecord(round_number, sum(self._models.values()), step, "")
 
     def _train(self, sites: list[str]) -> TrainResult:
         self.outline.trained += len(sites)

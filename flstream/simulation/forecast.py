@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import psutil
@@ -29,7 +32,6 @@ from flstream.server.disk import free_bytes
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
 from flstream.server.task_plan import plan_disk, plan_task
-from flstream.simulation.fleet import FleetFacts, fleet_facts
 from flstream.units import format_bytes
 
 # Private memory, as measured with jobs/: of the launcher (52 MiB) and two other processes than
@@ -40,32 +42,48 @@ _STREAMING_BYTES = 24 << 20
 _ACCOUNTANT_BYTES = 72 << 20
 
 
-class Imports(NamedTuple):
-    """Memory of processes' imports, in bytes.
+@dataclass(frozen=True)
+class Measured:
+    """Facts about a job that only its code knows; sizes are in bytes.
 
     Attributes:
-        shared: RSS of the fork server, which all processes share.
+        shared: RSS of the fork server, whose imports all processes share.
         own: Memory of each worker's further imports.
+        way: How the initial model is built, such as ``in files``; empty if that is not known.
+        memory: Most bytes of the model in memory at a time while it is built.
+        frozen: Bytes of the factory's module that are neither exchanged nor of a shared base, such
+            as what lies below an adapter; each worker holds them, too.
+        base_bytes: Size of the base that the sites share; 0 without one.
     """
 
     # Where only torch is imported.
     shared: int = 240 << 20
     own: int = 0
+    way: str = ""
+    memory: int = 0
+    frozen: int = 0
+    base_bytes: int = 0
 
 
-class Building(NamedTuple):
-    """Way in which the initial model is built, and the memory that it takes.
+@dataclass(frozen=True)
+class FleetFacts:
+    """Facts about the devices of all sites.
 
     Attributes:
-        way: How its bytes are made, such as ``in files``.
-        memory: Most bytes of the model in memory at a time.
-        frozen: Bytes of the factory's module that are neither exchanged nor of a shared base, such
-            as what lies below an adapter; each worker holds them, too.
+        sites: Number of sites by the name of their device, the most frequent first.
+        speed: Median speed, in units of a device of speed 1.
+        down: Median of the bits a second that they can receive; None for no limit.
+        up: Median of the bits a second that they can send; None for no limit.
+        latency: Median latency in seconds.
+        without_memory: Number of sites that have not the memory for the model.
     """
 
-    way: str
-    memory: int
-    frozen: int = 0
+    sites: Mapping[str, int]
+    speed: float
+    down: float | None
+    up: float | None
+    latency: float
+    without_memory: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,7 @@ class Forecast:
     """Estimated needs of a job; sizes are in bytes.
 
     Attributes:
-        imports: Memory of what processes import.
+        measured: Facts about the job's code.
         model_bytes: Size of the model.
         tensors: Number of tensors of the model.
         mode: Transfer mode; native also where a chunk size of 0 turns streaming off.
@@ -88,12 +106,10 @@ class Forecast:
         kept_bytes: Size of those with updates that workflows keep until the run ends.
         epsilon: Privacy spent by rounds that each fold one draw; None for a job without privacy.
         programs: Outlines of the workflows' first rounds.
-        base_bytes: Size of the base that the sites share; 0 without one.
-        building: How the initial model is built; None if that is not known.
         fleet: Facts about the sites' devices; None without devices.
     """
 
-    imports: Imports
+    measured: Measured
     model_bytes: int
     tensors: int
     mode: str
@@ -107,15 +123,13 @@ class Forecast:
     kept_bytes: int
     epsilon: float | None
     programs: list[ProgramOutline] = field(default_factory=list)
-    base_bytes: int = 0
-    building: Building | None = None
     fleet: FleetFacts | None = None
 
     @property
     def building_bytes(self) -> int:
         """Peak memory of all processes while the initial model is built."""
-        model = 0 if self.building is None else self.building.memory
-        return self.imports.shared + _OTHERS_BYTES + self.base_bytes + model
+        measured = self.measured
+        return measured.shared + _OTHERS_BYTES + measured.base_bytes + measured.memory
 
 
 class Available(NamedTuple):
@@ -155,27 +169,22 @@ def plain_layout(model_bytes: int, tensors: int = 1) -> Layout:
 def forecast(
     job: Job,
     layout: Layout,
-    imports: Imports | None = None,
     programs: Sequence[ProgramOutline] = (),
-    building: Building | None = None,
-    base_bytes: int = 0,
+    measured: Measured = Measured(),
 ) -> Forecast:
     """Forecast a job's traffic, memory and disk.
 
     Args:
         job: The job.
         layout: Layout of the job's model.
-        imports: Memory of what processes import, as measured; None for that of torch alone.
         programs: What the job's workflows do in their first rounds; without them, or where the
             first could not be run dry, a round is a training of ``clients.per_round`` sites.
-        building: How the initial model is built, if that is known.
-        base_bytes: Size of the base that the sites share; 0 without one.
+        measured: Facts about the job's code; by default, of one that imports torch alone.
 
     Raises:
         UsageError: A pattern of ``aggregation`` or of a filter matches no tensor's name.
     """
     workers, cohort = job.clients.workers, job.sample_size
-    imports = imports or Imports()
     sent = {name: zeros_beside(layout) for program in programs[:1] for name in program.bodies}
     own = {
         name: _own_body(name, shapes_of, layout)
@@ -187,8 +196,8 @@ def forecast(
     update_bytes = _update_bytes(job, layout) + sum(body.layout.nbytes for body in sent.values())
     chunk_size = job.streaming.chunk_size(job.train.exchange_format)
     server = _STREAMING_BYTES + min(job.aggregation.memory_budget, cohort * update_bytes)
-    worker = imports.own + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
-    worker += 0 if building is None else building.frozen
+    base, own_bytes = measured.base_bytes, measured.own + measured.frozen
+    worker = own_bytes + _WORKER_BYTES + _STREAMING_BYTES + whole.nbytes
     if not chunk_size:  # the server serialises a model for each worker, and for a file
         server, worker = server + (workers + 1) * whole.nbytes, worker + whole.nbytes
     local_processes = (workers if job.engine.is_local else 0) + job.is_scored_centrally
@@ -208,11 +217,11 @@ def forecast(
     task = None
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
-    plan = plan_disk(job, whole, trained or cohort, programs, task, base_bytes)
+    plan = plan_disk(job, whole, trained or cohort, programs, task, base)
     passing = sum(plan.of_a_round.values()) - plan.checkpoint
     kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     need = Forecast(
-        imports=imports,
+        measured=measured,
         model_bytes=layout.nbytes,
         tensors=len(layout.tensors),
         mode=job.streaming.mode if chunk_size else "native",
@@ -221,7 +230,7 @@ def forecast(
         up_bytes=up,
         server_bytes=server,
         worker_bytes=worker,
-        total_bytes=imports.shared + _OTHERS_BYTES + server + local_processes * worker + base_bytes,
+        total_bytes=measured.shared + _OTHERS_BYTES + server + local_processes * worker + base,
         disk_bytes=plan.model
         + plan.more_checkpoints(0, 1) * plan.checkpoint
         + passing
@@ -229,9 +238,7 @@ def forecast(
         kept_bytes=kept * layout.nbytes,
         epsilon=spent,
         programs=list(programs),
-        building=building,
-        fleet=fleet_facts(job, layout.nbytes),
-        base_bytes=base_bytes,
+        fleet=_fleet(job, layout.nbytes) if job.devices.is_on else None,
     )
     # Base and initial model are built before a site has one.
     return replace(need, total_bytes=max(need.total_bytes, need.building_bytes))
@@ -284,7 +291,9 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
     if flaw is not None:
         yield Lack(f"{folder} cannot be written: {flaw}", "name another --run-dir")
     elif disk is not None and need.disk_bytes > disk:
-        plan = plan_disk(job, layout, job.sample_size, need.programs, base_bytes=need.base_bytes)
+        plan = plan_disk(
+            job, layout, job.sample_size, need.programs, base_bytes=need.measured.base_bytes
+        )
         # The initial model, the best one, and the next one are there beside those that are kept.
         keep = min(plan.lasts(disk - plan.model - need.kept_bytes) - 1, job.planned_rounds)
         change = "make room, or name another --run-dir"
@@ -324,3 +333,21 @@ def _update_bytes(job: Job, layout: Layout) -> int:
     remaining(layout, job.filters.down, "down")
     unfiltered = remaining(layout, job.filters.up, "up")
     return sum(spec.nbytes for spec in unfiltered.tensors if spec.name in sent)
+
+
+def _fleet(job: Job, model_bytes: int) -> FleetFacts:
+    """Return the facts about the devices of a job's sites."""
+    devices = [job.device(site) for site in job.clients.site_names]
+    return FleetFacts(
+        sites=dict(Counter(device.name for device in devices).most_common()),
+        speed=median(device.speed for device in devices),
+        down=_median_rate(device.down for device in devices),
+        up=_median_rate(device.up for device in devices),
+        latency=median(device.latency for device in devices),
+        without_memory=sum((device.memory or model_bytes) < model_bytes for device in devices),
+    )
+
+
+def _median_rate(rates: Iterable[float | None]) -> float | None:
+    middle = median(inf if rate is None else rate for rate in rates)
+    return None if middle == inf else middle

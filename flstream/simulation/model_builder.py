@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from flstream.aggregation.ahead import WriteBehind
@@ -27,7 +28,7 @@ from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.export_files import MadeModel, keep_export_files
 from flstream.simulation.factory import FactoryModel, factory_model, factory_outline
-from flstream.simulation.forecast import Building
+from flstream.simulation.forecast import Measured
 from flstream.telemetry.events import ModelReady
 from flstream.worker.user_code import prepare_imports
 
@@ -96,22 +97,24 @@ def _names(built: FactoryModel) -> list[str]:
     return [*built.made.state] or built.layout.names
 
 
-def initial_layout(job: Job) -> tuple[Layout, str, Building]:
+def initial_layout(job: Job) -> tuple[Layout, str, Measured]:
     """Return a job's initial layout, a sentence on differing tensors, and how it is built.
 
     The sentence, empty if none differ, names tensors that the file of weights and the factory's
     model do not share. The model has no bytes here if its factory allows that.
     """
-    model, copied = job.model, Building("range by range", 0)
+    model, base = job.model, base_bytes(job.base)
+    copied = Measured(way="range by range", base_bytes=base)
     if model.initial is not None:
         weights = open_checkpoint(model.initial)
         if weights.format == "npz":
             largest = max((spec.nbytes for spec in weights.layout.tensors), default=0)
-            copied = Building("array by array", largest)
+            copied = replace(copied, way="array by array", memory=largest)
         if model.factory is None:
             return weights.layout, "", copied
     built = factory_outline(model, job.seed, _build_of(job), Path(tempfile.gettempdir()))
-    building = Building(built.way, built.memory, _frozen_bytes(job, built))
+    frozen = _frozen_bytes(built, base)
+    building = Measured(way=built.way, memory=built.memory, frozen=frozen, base_bytes=base)
     if model.initial is None:
         return built.layout, "", building
     differences = _fitting(model, built.layout, weights.layout)
@@ -119,7 +122,7 @@ def initial_layout(job: Job) -> tuple[Layout, str, Building]:
     return built.layout, sentence, copied if model.strict else building
 
 
-def _frozen_bytes(job: Job, built: FactoryModel) -> int:
+def _frozen_bytes(built: FactoryModel, base: int) -> int:
     """Return the bytes of a factory's module that are neither exchanged nor of the base."""
     import torch
 
@@ -128,7 +131,7 @@ def _frozen_bytes(job: Job, built: FactoryModel) -> int:
         return 0
     tensors = [*module.parameters(), *module.buffers()]
     storages = {tensor.untyped_storage()._cdata: tensor.nbytes for tensor in tensors}
-    return max(sum(storages.values()) - built.layout.nbytes - base_bytes(job.base), 0)
+    return max(sum(storages.values()) - built.layout.nbytes - base, 0)
 
 
 def _fitting(model: ModelSection, layout: Layout, weights: Layout) -> Differences:

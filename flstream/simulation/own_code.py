@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 
+from flstream.debugging import sentence
 from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.processes import ProcessHost
 from flstream.job import Job, Problem
-from flstream.job.code import described, find, misfit, raised
+from flstream.job.code import described, find, misfit
 from flstream.job.job import OwnCode
 from flstream.job.problems import RefusedValueError, given_clause
 from flstream.transport.channel import Signal
@@ -86,7 +87,7 @@ def _problems_of(own: OwnCode) -> Iterator[Problem]:
     except RefusedValueError as error:
         yield from (problem.below(own.key) for problem in error.problems)
     except (Exception, SystemExit) as error:
-        hint = raised(error, own.place.rpartition(":")[0], Path(own.place).name)
+        hint = sentence(error, Path(own.place.rpartition(":")[0]), Path(own.place).name)
         yield Problem(own.key, given_clause(own.place), "a class that takes these arguments", hint)
     else:
         if flaw := misfit(instance, *protocols):

@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from flstream.engines.child_process import EndedProcessError, ProcessCall
@@ -28,31 +28,25 @@ from flstream.job.code import check, load
 from flstream.job.imports import imports_in, missing_modules
 from flstream.model.header import parse_header
 from flstream.model.layout import Layout
-from flstream.simulation.base_builder import base_bytes
 from flstream.simulation.dry_run import outline_programs
-from flstream.simulation.forecast import Building, Forecast, Imports, forecast
+from flstream.simulation.forecast import Forecast, Measured, forecast
 from flstream.simulation.model_builder import initial_layout
 from flstream.simulation.own_code import own_code_problems
 from flstream.worker.run_learner import Evaluates, Trains, with_facts
 from flstream.worker.user_code import prepare_imports
 
 
-class Probe(msgspec.Struct, frozen=True):
-    """Facts about a job that only its code knows.
+@dataclass(frozen=True, kw_only=True)
+class Probe(Measured):
+    """Facts about a job that only its code knows, and its model.
 
     Attributes:
         header: Header of its initial model's layout.
-        imports: Memory of what its processes import.
         differences: Sentence on tensors that its file of weights and its model do not share.
-        building: How the initial model is built.
-        base_bytes: Size of the base that its sites share; 0 without one.
     """
 
     header: bytes
-    imports: Imports
     differences: str
-    building: Building
-    base_bytes: int = 0
 
     @property
     def layout(self) -> Layout:
@@ -77,8 +71,7 @@ def check_job(job: Job, path: Path) -> tuple[Probe, Forecast]:
             measured = probe(job, host)
             programs = [] if problems else outline_programs(job, host)
         if not problems:
-            facts = measured.imports, programs, measured.building, measured.base_bytes
-            return measured, forecast(job, measured.layout, *facts)
+            return measured, forecast(job, measured.layout, programs, measured)
     except FlstreamError as error:
         problems.append(Problem("", str(error)))
     raise JobError(path.absolute(), problems)
@@ -108,12 +101,13 @@ def _probed(job: Job) -> Probe:
     shared, before = psutil.Process(os.getppid()).memory_info().rss, _private_bytes()
     if job.train.source is not None and job.train.command is None:
         _import_modules_of(job.train.source)
-    imports = Imports(shared, max(_private_bytes() - before, 0))
+    own = max(_private_bytes() - before, 0)
     for name, section in job.client_code.items():
         if section.learner is not None:
             _check_learner(job, name, section.learner, section.args)
     layout, differences, building = initial_layout(job)
-    return Probe(layout.plain_header[8:], imports, differences, building, base_bytes(job.base))
+    facts = {**asdict(building), "shared": shared, "own": own}
+    return Probe(**facts, header=layout.plain_header[8:], differences=differences)
 
 
 def _private_bytes() -> int:

@@ -37,8 +37,8 @@ _POINT_MODULE = "flstream.sweep.point"
 # Seconds that stopped runs may take to keep their last round, and a process to be gone.
 _STOP_SECONDS, _END_SECONDS = 20.0, 5.0
 
-JobOf = Callable[[Point, int | None], Job]
-"""Function that returns the job of a point, with so many rounds; None for its own number."""
+JobOf = Callable[[Point], Job]
+"""Function that returns the job of a point."""
 
 
 class SweepProgress(NamedTuple):
@@ -112,11 +112,11 @@ class Sweep:
         plain = {key: _plain(list(values)) for key, values in axes.items()}
         settings = [_plain(dict(variant)) for variant in variants]
         [point, *_] = grid(settings, {key: values[:1] for key, values in plain.items()}, 0, 1)
-        first = job_of(point._replace(seed=None), None)
+        first = job_of(point._replace(seed=None))
         self.folder = (folder or Path("runs") / f"{first.name}-sweep").absolute()
         points = grid(settings, plain, first.seed, seeds)
         # All mistakes come before anything begins.
-        jobs = [first, *(job_of(point, None) for point in points[1:])]
+        jobs = [first, *(job_of(point) for point in points[1:])]
         for point, job in zip(points, jobs, strict=True):
             if point.seed == first.seed:
                 _check_programs(point, job)
@@ -135,7 +135,6 @@ class Sweep:
         )
         self.record.take_over(self._file)
         names = [record.name for record in self.record.points]
-        self._points = dict(zip(names, points, strict=True))
         self._jobs = dict(zip(names, jobs, strict=True))
         self.notes = [*self._notes_on_earlier(), *_notes(jobs), *self._notes_on_arguments()]
 
@@ -181,7 +180,7 @@ class Sweep:
     def _notes_on_arguments(self) -> Iterator[str]:
         """Yield sentences on arguments of training code that the job itself does not give it."""
         try:
-            job = self._job_of(Point("", {}, None), None)
+            job = self._job_of(Point("", {}, None))
         except JobError:  # it needs what the sweep sets
             return
         args = job.train.args
@@ -277,7 +276,7 @@ class Sweep:
                 record = waiting.pop()
                 job = self._jobs[record.name]
                 if rounds is not None:
-                    job = self._job_of(self._points[record.name], rounds)
+                    job = job.model_copy(update={"rounds": rounds})
                 running.append(self._start(record, job, host_of(job)))
                 on_progress(SweepProgress(None, done, total, [run.record.name for run in running]))
             if stop.is_set() and deadline is None:

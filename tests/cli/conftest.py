@@ -75,3 +75,15 @@ def flstream_here(tmp_path, monkeypatch, capfd, fork_server):
         return done
 
     return run
+
+
+@pytest.fixture
+def refused(flstream_here):
+    """Return a function that runs a command with a mistake, and what it says of the mistake."""
+
+    def refused(*words: object) -> str:
+        done = flstream_here(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+    return refused

@@ -52,10 +52,8 @@ def test_a_site_stops_in_its_line_and_answers_as_in_the_run(flstream_here, job, 
     change(job, "if False", "if True")
     terminal = Terminal("debug", str(job), "--site", "site-3", "--round", "2", "--run", str(run))
     assert "client.py(" in terminal.until("(Pdb) ")
-    terminal.enter("p flare.get_site_name(), drawn.shape\n")
-    assert "('site-3', torch.Size([3]))" in terminal.until("(Pdb) ")
-    terminal.enter("p float(drawn[0])\n")
-    assert str(answered["drawn"]) in terminal.until("(Pdb) ")
+    assert "('site-3', torch.Size([3]))" in terminal.pdb("p flare.get_site_name(), drawn.shape")
+    assert str(answered["drawn"]) in terminal.pdb("p float(drawn[0])")
     terminal.enter("continue\n")
     terminal.until("site-3 answered in round 2")
     assert f"w {answered['w']:.4f}" in terminal.until("\n")
@@ -92,10 +90,8 @@ def test_the_model_of_a_cyclic_round_is_made_by_the_sites_before(flstream_here, 
         (["--site", "site-1", "--set", "aggregation.method=nonsense"], "aggregation.method"),
     ],
 )
-def test_what_cannot_be_debugged_is_a_sentence(flstream_here, job, words, meant):
-    done = flstream_here("debug", job, *words)
-    assert done.returncode == 2
-    assert meant in done.stderr
+def test_what_cannot_be_debugged_is_a_sentence(refused, job, words, meant):
+    assert meant in refused("debug", job, *words)
 
 
 def test_a_site_is_debugged_with_other_settings_than_the_run_had(flstream_here, job):
@@ -107,34 +103,34 @@ def test_a_site_is_debugged_with_other_settings_than_the_run_had(flstream_here, 
         assert done.returncode == 0, done.stderr
 
 
-def test_where_the_run_is_of_another_job_a_failure_names_the_keys(flstream_here, job, tmp_path):
+def test_where_the_run_is_of_another_job_a_failure_names_the_keys(
+    flstream_here, refused, job, tmp_path
+):
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
     words = ("--site", "site-1", "--run", "run", "--round", "2", "--set", "workflow.type=cyclic")
-    done = flstream_here("debug", job, *words)
-    assert done.returncode == 2
+    errors = refused("debug", job, *words)
     for part in ("effect 1 of the workflow was", "workflow.type is", "there and", "same --set"):
-        assert part in done.stderr
-    assert f"flstream debug {tmp_path / 'run'} --run" in done.stderr
-    assert "--resume" not in done.stderr
-    assert ".flstream-debug" not in done.stderr
+        assert part in errors
+    assert f"flstream debug {tmp_path / 'run'} --run" in errors
+    assert "--resume" not in errors
+    assert ".flstream-debug" not in errors
 
 
-def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(flstream_here, job, tmp_path):
+def test_a_round_that_the_run_has_not_come_to_or_lacks_is_a_sentence(
+    flstream_here, refused, job, tmp_path
+):
     flstream_here("simulate", job, "--run-dir", "run", "--engine", "inline", "-q")
     debug = ("debug", job, "--site", "site-1", "--run", "run", "--round")
     for words, last in ((("4",), 3), (("5", "--set", "rounds=9"), 4)):
-        done = flstream_here(*debug, *words)
-        assert done.returncode == 2
-        assert f"name one from 1 to {last}" in done.stderr
+        assert f"name one from 1 to {last}" in refused(*debug, *words)
     assert flstream_here(*debug, "4", "--set", "rounds=9").returncode == 0
     os.truncate(tmp_path / "run" / "checkpoints" / "round-0001.safetensors", 8)
-    done = flstream_here(*debug, "2", "--set", "seed=5")
-    assert done.returncode == 2
+    errors = refused(*debug, "2", "--set", "seed=5")
     for part in ("no longer has all that round 2 began with", "needs a model", "and 5 here"):
-        assert part in done.stderr
-    assert str(tmp_path / "run") in done.stderr
-    assert "--resume" not in done.stderr
-    assert ".flstream-debug" not in done.stderr
+        assert part in errors
+    assert str(tmp_path / "run") in errors
+    assert "--resume" not in errors
+    assert ".flstream-debug" not in errors
 
 
 def test_a_site_that_fails_is_told_with_its_traceback(job):

@@ -141,12 +141,10 @@ def test_too_few_descriptors_are_a_sentence(write_job, tmp_path):
     assert "raise the limit (ulimit -n)" in errors
 
 
-def test_a_folder_that_cannot_be_written_is_named(flstream_here, write_job, tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(flstream_here, refused, write_job, tmp_path):
     (tmp_path / "file").touch()
     job, folder = write_job(), tmp_path / "file" / "run"
-    done = flstream_here("simulate", job, "--run-dir", folder, "--engine", "inline")
-    assert done.returncode == 2
-    assert "cannot be made" in done.stderr
+    assert "cannot be made" in refused("simulate", job, "--run-dir", folder, "--engine", "inline")
     done = flstream_here("validate", job, "--run-dir", folder)
     assert done.returncode == 1
     assert f"{folder} cannot be written: " in " ".join(done.stdout.split())

@@ -83,13 +83,11 @@ def test_a_template_names_what_it_imports_and_no_more(template):
         (("--from-nvflare", "file"), "file is no configuration; its suffix is none of"),
     ],
 )
-def test_what_cannot_be_written_is_refused(flstream_here, tmp_path, words, message):
+def test_what_cannot_be_written_is_refused(refused, tmp_path, words, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    done = flstream_here("init", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
+    assert message in refused("init", *words)
     assert {path.name for path in tmp_path.rglob("*")} == {"full", "notes.txt", "file"}
 
 
@@ -122,7 +120,7 @@ def runs(script: str) -> dict[str, object]:
 
 
 def test_a_job_of_nvflare_is_written_and_what_is_not_taken_listed(
-    nvflare_folders, flstream_here, tmp_path
+    nvflare_folders, flstream_here, refused, tmp_path
 ):
     done = flstream_here("init", "--from-nvflare", nvflare_folders / SCATTER)
     assert (done.returncode, done.stderr) == (0, "")
@@ -136,9 +134,9 @@ def test_a_job_of_nvflare_is_written_and_what_is_not_taken_listed(
     ):
         assert words in done.stdout
     assert {"net", "train"}.isdisjoint(sys.modules)  # nothing of it is imported
-    done = flstream_here("init", "--from-nvflare", nvflare_folders / SCATTER)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "small-net is not empty; name a new folder" in done.stderr
+    assert "small-net is not empty; name a new folder" in refused(
+        "init", "--from-nvflare", nvflare_folders / SCATTER
+    )
     assert flstream_here("init", "a/b", "--from-nvflare", nvflare_folders / SCATTER).returncode == 0
     assert 'name = "b"' in (tmp_path / "a" / "b" / "job.conf").read_text()
     done = flstream_here("init", "--from-nvflare", nvflare_folders / "document" / f"{SERVER}.conf")
@@ -166,19 +164,18 @@ HOSTILE: list[tuple[dict[str, object], str]] = [
 
 
 @pytest.mark.parametrize(("files", "message"), HOSTILE, ids=[words for _, words in HOSTILE])
-def test_what_cannot_be_read_is_refused_in_one_sentence(flstream_here, tmp_path, files, message):
+def test_what_cannot_be_read_is_refused_in_one_sentence(refused, tmp_path, files, message):
     write(tmp_path / "in", files)
     before = sorted(tmp_path.rglob("*"))
-    done = flstream_here("init", "new", "--from-nvflare", "in")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
+    errors = refused("init", "new", "--from-nvflare", "in")
+    assert message in errors
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_links_out_of_the_folder_are_not_copied_and_a_failed_copy_leaves_nothing(
-    flstream_here, tmp_path, monkeypatch
+    flstream_here, refused, tmp_path, monkeypatch
 ):
     (tmp_path / "secret.txt").write_text("mine")
     folder = write(tmp_path / "in", {**runs("train.py"), "app/custom/train.py": ""})
@@ -194,7 +191,7 @@ def test_links_out_of_the_folder_are_not_copied_and_a_failed_copy_leaves_nothing
         raise OSError(28, "No space left on device", str(target))
 
     monkeypatch.setattr("flstream.recipe.job_folder.shutil.copyfile", full)
-    done = flstream_here("init", "a/b", "--from-nvflare", "in")
-    assert done.returncode == 2
-    assert "cannot be written or read: No space left on device" in done.stderr
+    assert "cannot be written or read: No space left on device" in refused(
+        "init", "a/b", "--from-nvflare", "in"
+    )
     assert not (tmp_path / "a").exists()

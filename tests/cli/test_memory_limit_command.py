@@ -181,13 +181,11 @@ def test_a_stop_while_a_limited_run_starts_leaves_no_group(write_job, tmp_path, 
 
 
 @pytest.mark.usefixtures("no_group_left")
-def test_mistakes_of_a_limited_job_leave_no_group_and_keep_their_exit_status(
-    flstream_here, write_job
-):
+def test_mistakes_of_a_limited_job_leave_no_group_and_keep_their_exit_status(refused, write_job):
     job = write_job()
-    done = flstream_here("simulate", job, "--memory-limit", MORE, "--run-dir", job.parent)
-    assert done.returncode == 2
-    assert "is not empty" in done.stderr
+    assert "is not empty" in refused(
+        "simulate", job, "--memory-limit", MORE, "--run-dir", job.parent
+    )
 
 
 @pytest.mark.usefixtures("no_group_left")
@@ -212,12 +210,9 @@ def test_each_run_of_a_sweep_has_a_group_of_its_own(flstream_here, write_job, tm
     assert all("/flstream-" in groups for groups in noted)
 
 
-def test_limits_that_no_run_can_keep_are_refused(flstream_here, write_job):
+def test_limits_that_no_run_can_keep_are_refused(refused, write_job):
     job = write_job()
-    done = flstream_here("simulate", job, "--memory-limit", "2GiB", "--engine", "ray")
-    assert done.returncode == 2
+    errors = refused("simulate", job, "--memory-limit", "2GiB", "--engine", "ray")
     if find_spec("ray") is not None:  # without it, that alone is the mistake
-        assert "must be null where engine.type is ray" in done.stderr
-    done = flstream_here("simulate", job, "--set", "memory_limit=1 MiB")
-    assert done.returncode == 2
-    assert "at least 256 MiB" in done.stderr
+        assert "must be null where engine.type is ray" in errors
+    assert "at least 256 MiB" in refused("simulate", job, "--set", "memory_limit=1 MiB")

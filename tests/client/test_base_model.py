@@ -150,16 +150,14 @@ def built(folder):
 
 @pytest.mark.parametrize("sharing", [[], ["clients.parallel=1"]], ids=["own", "shared"])
 def test_bits_are_those_of_a_base_of_each_sites_own(jobs, bases, sharing):
-    shared = jobs.run(script(), QUIET, BASE, *sharing, model=MODEL)
-    assert shared.summary.status == "finished", shared.summary.error
+    shared = jobs.run(script(), QUIET, BASE, *sharing, model=MODEL).finished()
     (file,) = bases.glob("*.safetensors")
     facts = shared.summary.model
     assert (f"{facts.base_digest}.safetensors", facts.base_bytes) == (file.name, SIZE)
     assert set(load_file(shared.directory.final_model)) == {"adapter.weight"}
     # A factory's draws begin with the job's seed, wherever it is called.
     own = script("own").replace("net = own()", "torch.manual_seed(7); net = own()")
-    alone = jobs.run(own, QUIET, "model.factory=model:own", *sharing, model=MODEL)
-    assert alone.summary.status == "finished", alone.summary.error
+    alone = jobs.run(own, QUIET, "model.factory=model:own", *sharing, model=MODEL).finished()
     assert alone.summary.model.digest == shared.summary.model.digest
     assert alone.summary.model.base_bytes is not facts.base_bytes
 
@@ -169,8 +167,7 @@ def test_processes_and_ranks_and_the_evaluator_map_it_and_end_in_equal_bits(jobs
     (jobs.folder / "score.py").write_text(script())
     command = ["train.command=python", "evaluate.at=server", "evaluate.script=score.py"]
     for options in ([], ["clients.count=1", *command]):
-        run = jobs.run(script(), BASE, *options, model=MODEL).summary
-        assert run.status == "finished", run.error
+        run = jobs.run(script(), BASE, *options, model=MODEL).finished().summary
         alone = options[:1]  # of its interpreters, each of which imports torch
         inline = jobs.run(script(), BASE, *alone, *INLINE, model=MODEL).summary
         assert run.model.digest == inline.model.digest
@@ -182,8 +179,7 @@ def test_writing_to_the_base_names_the_tensor_and_leaves_the_others_base_as_it_w
     jobs, bases, mistake, name
 ):
     sharing = [QUIET, BASE, "clients.min_updates=1", "clients.parallel=1", "rounds=2"]
-    summary = jobs.run(script(mistake=mistake), *sharing, model=MODEL).summary
-    assert summary.status == "finished", summary.error
+    summary = jobs.run(script(mistake=mistake), *sharing, model=MODEL).finished().summary
     assert {failure.site for failure in summary.failures} == {"site-2"}
     assert f"written to '{name}'" in summary.failures[0].reason
     # site-1 is trained in the same process, and its base has no trace of it.
@@ -230,8 +226,7 @@ def test_a_run_that_is_killed_while_it_builds_the_base_resumes(jobs, bases):
     digest = jobs.run(script(), BASE, QUIET, model=MODEL).summary.model.base_digest
     file = base_file(digest)
     file.rename(f"{file}.tmp")  # as a kill in the middle of writing leaves it
-    more = jobs.go_on(run, script(), BASE, QUIET, model=MODEL)
-    assert more.summary.status == "finished", more.summary.error
+    jobs.go_on(run, script(), BASE, QUIET, model=MODEL).finished()
     assert [path.name for path in bases.iterdir() if path.suffix != ".lock"] == [file.name]
     os.utime(file, (0, 0))
     jobs.go_on(run, script(), BASE, QUIET, "rounds=3", model=MODEL)
@@ -256,7 +251,7 @@ def test_validate_says_its_size_and_builds_none(jobs, bases, monkeypatch):
     job = jobs.make(script(), BASE, model=MODEL)
     probe, need = check_job(job, jobs.folder / "job.conf")
     assert probe.layout.names == ["adapter.weight"]
-    assert probe.base_bytes == need.base_bytes == SIZE
+    assert probe.base_bytes == need.measured.base_bytes == SIZE
     room = Available(need.building_bytes - 1, None, jobs.folder)
     [lack] = lacks(job, probe.layout, replace(need, total_bytes=need.building_bytes), room)
     assert "parallel" not in lack.change
@@ -264,7 +259,7 @@ def test_validate_says_its_size_and_builds_none(jobs, bases, monkeypatch):
     assert built(jobs.folder) == 0
     half = jobs.make(script(), "model.base={factory=model:base, dtype=bfloat16}", model=MODEL)
     need = check_job(half, jobs.folder / "job.conf")[1]
-    assert need.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
+    assert need.measured.base_bytes == 2 * (35 + 7 + 49 + 4 * 7) + 4 * (5 + 7) + 8
 
 
 def test_a_base_of_another_dtype_keeps_buffers_of_no_state_and_draws_no_number(

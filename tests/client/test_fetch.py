@@ -21,8 +21,7 @@ while flare.is_running():
 
 @pytest.mark.parametrize("settings", [(), ("clients.parallel=1",)], ids=["own", "shared"])
 def test_what_is_not_asked_for_is_not_sent(jobs, settings):
-    run = jobs.run(FETCHES % "", "rounds=2", *settings)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(FETCHES % "", "rounds=2", *settings).finished()
     before, after = (
         load_file(run.directory.checkpoint(number)) for number in (0, run.summary.rounds_completed)
     )
@@ -34,8 +33,9 @@ def test_what_is_not_asked_for_is_not_sent(jobs, settings):
 
 
 def test_the_whole_model_may_be_received_after_it(jobs):
-    run = jobs.run(FETCHES % "assert (flare.receive().params['b'] == again['b']).all()", "rounds=1")
-    assert run.summary.status == "finished", run.summary.error
+    jobs.run(
+        FETCHES % "assert (flare.receive().params['b'] == again['b']).all()", "rounds=1"
+    ).finished()
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def test_files_end_in_the_bits_of_memory(jobs, overrides):
 def test_a_learner_is_given_the_path_and_small_models_travel_in_answers(jobs):
     learner = ["train.script=null", "train.learner=client:InFile", "clients.parallel=1"]
     memory = jobs.run(adding({}), QUIET)
-    files = jobs.run(LEARNER, QUIET, *learner)
-    assert files.summary.status == "finished", files.summary.error
+    files = jobs.run(LEARNER, QUIET, *learner).finished()
     assert files.summary.model.digest == memory.summary.model.digest
 
 
@@ -76,10 +75,13 @@ def test_what_the_file_has_already_is_not_fetched(jobs):
     unchanged = plain(receive="file='m.safetensors'", sends="file=model.file").replace(
         "model.params, {}", "None, {}"
     )
-    summary = jobs.run(
-        unchanged, QUIET, "model.args.elements=2000000", "network={down=8 Gbit}", "rounds=3"
-    ).summary
-    assert summary.status == "finished", summary.error
+    summary = (
+        jobs.run(
+            unchanged, QUIET, "model.args.elements=2000000", "network={down=8 Gbit}", "rounds=3"
+        )
+        .finished()
+        .summary
+    )
     assert summary.transfer.down.reused >= 2 * 2 * summary.model.bytes - (1 << 20)
 
 
@@ -91,8 +93,7 @@ def test_where_workers_are_shared_the_file_itself_becomes_the_update(jobs):
         "    assert not os.path.exists(model.file)\n"
         "    flare.log('inode', number)\n",
     )
-    run = jobs.run(script, QUIET, LARGE, "clients.parallel=1", "rounds=1")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(script, QUIET, LARGE, "clients.parallel=1", "rounds=1").finished()
     assert not list(run.directory.sites.glob("*/work/kept/*"))
 
 
@@ -125,8 +126,7 @@ while flare.is_running():
 def test_a_file_that_somebody_may_write_is_copied_and_stays(jobs, held):
     options = (QUIET, LARGE, "rounds=1")
     plain_run = jobs.run(_HELD.format(held=HELD["open"]), *options)
-    run = jobs.run(_HELD.format(held=HELD[held]), *options, "clients.parallel=1")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(_HELD.format(held=HELD[held]), *options, "clients.parallel=1").finished()
     assert run.summary.model.digest == plain_run.summary.model.digest
 
 
@@ -135,8 +135,7 @@ def test_a_file_of_others_is_sent_and_stays_where_it_is(jobs, path):
     script = plain(receive="file='m.safetensors'", sends=f"file='{path}'")
     script = script.replace("model.params, {}", "None, {}")
     before = path.read_bytes()
-    run = jobs.run(script, QUIET, LARGE, "clients.parallel=1", "rounds=1")
-    assert run.summary.status == "finished", run.summary.error
+    jobs.run(script, QUIET, LARGE, "clients.parallel=1", "rounds=1").finished()
     assert path.read_bytes() == before
 
 

@@ -37,8 +37,7 @@ FAILS = {
 def test_what_failed_is_the_reason_though_the_log_cannot_be_written(jobs):
     script = plain(f"exec({FAILS!r}.get(site, ('',))[0])")
     how = ("clients.count=3", "clients.parallel=1", "clients.min_updates=1")
-    run = jobs.run(script, *how, "clients.suspend_after=0", QUIET)
-    assert run.summary.status == "finished"
+    run = jobs.run(script, *how, "clients.suspend_after=0", QUIET).finished()
     assert [each.site for each in run.summary.failures] == ["site-2", "site-3"] * 2
     for failure in run.summary.failures:
         assert failure.reason.endswith(FAILS[failure.site][1])

@@ -73,11 +73,6 @@ for step in steps:
 HOW = ('model.factory="model:Net"',)
 
 
-def finished(run):
-    assert run.summary.status == "finished", run.summary.error
-    return run
-
-
 def inner(count):
     return f"train.args={{steps={count}}}"
 
@@ -85,8 +80,8 @@ def inner(count):
 @pytest.mark.parametrize("engine", ["inline", "local"])
 def test_segments_of_a_site_come_to_what_one_loop_does(jobs, engine):
     how = (*HOW, "clients.count=1", f"engine.type={engine}")
-    whole = finished(jobs.run(SCRIPT, *how, "rounds=1", inner(6), model=MODEL))
-    parts = finished(jobs.run(SCRIPT, *how, "rounds=3", inner(2), model=MODEL))
+    whole = jobs.run(SCRIPT, *how, "rounds=1", inner(6), model=MODEL).finished()
+    parts = jobs.run(SCRIPT, *how, "rounds=3", inner(2), model=MODEL).finished()
     assert parts.summary.model.digest == whole.summary.model.digest
     assert [event.metrics["step"] for event in of_kind(parts, SiteUpdate)] == [0.5, 2.5, 4.5]
 
@@ -94,8 +89,8 @@ def test_segments_of_a_site_come_to_what_one_loop_does(jobs, engine):
 @pytest.mark.usefixtures("processes")
 def test_sites_that_share_workers_come_to_the_same_and_print_what_they_begin_with(jobs):
     how = (*HOW, "clients.count=3", "rounds=2", inner(2))
-    own = finished(jobs.run(SCRIPT, *how, model=MODEL))
-    shared = finished(jobs.run(SCRIPT, *how, "clients.parallel=2", model=MODEL))
+    own = jobs.run(SCRIPT, *how, model=MODEL).finished()
+    shared = jobs.run(SCRIPT, *how, "clients.parallel=2", model=MODEL).finished()
     assert shared.summary.model.digest == own.summary.model.digest
     logs = [path.read_text() for path in own.directory.path.glob("sites/*/log.txt")]
     assert [text.count("a loop begins") for text in logs] == [1, 1, 1]

@@ -126,8 +126,7 @@ def made(run: Run) -> Mapping[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.usefixtures("processes")
 def test_a_job_comes_to_the_bits_of_the_local_engine(jobs: Jobs, case: str):
-    inline = jobs.run_files(FILES, *INLINE, *CASES[case])
-    assert inline.summary.status == "finished", inline.summary.error
+    inline = jobs.run_files(FILES, *INLINE, *CASES[case]).finished()
     assert made(inline) == made(jobs.run_files(FILES, *CASES[case]))
 
 
@@ -210,8 +209,7 @@ def test_no_process_is_started(jobs: Jobs, monkeypatch: pytest.MonkeyPatch):
         (multiprocessing.util, "spawnv_passfds"),
     ):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a process"))
-    run = jobs.run_files(FILES, *PRIVATE, "tracking.type=tensorboard")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run_files(FILES, *PRIVATE, "tracking.type=tensorboard").finished()
     assert list((run.directory.path / "tensorboard").rglob("events.*"))
 
 
@@ -283,12 +281,9 @@ def test_a_breakpoint_in_training_code_opens_pdb(jobs: Jobs):
     terminal = InlineTerminal(jobs, "-r", "1", "-n", "1")
     # After the line: Python 3.13 stops in the line of breakpoint() itself.
     assert "client.py(" in terminal.until("(Pdb) ")
-    terminal.enter("secret\n")
-    assert "42" in terminal.until("(Pdb) ")
-    terminal.enter("p flare.get_site_name()\n")
-    assert "'site-1'" in terminal.until("(Pdb) ")
-    terminal.enter("next\n")
-    terminal.until("(Pdb) ")
+    assert "42" in terminal.pdb("secret")
+    assert "'site-1'" in terminal.pdb("p flare.get_site_name()")
+    terminal.pdb("next")
     terminal.enter("c\n")
     terminal.until("the run finished")
     assert terminal.status() == 0
@@ -300,8 +295,7 @@ def test_a_breakpoint_in_a_workflow_opens_pdb_and_to_quit_it_stops_the_run(jobs:
         (jobs.folder / name).write_text(text)
     terminal = InlineTerminal(jobs, "--set", "workflow.type=flow.py:run_it")
     terminal.until("(Pdb) ")
-    terminal.enter("p here\n")
-    assert "7" in terminal.until("(Pdb) ")
+    assert "7" in terminal.pdb("p here")
     terminal.enter("q\n")
     terminal.assert_stopped()
 
@@ -343,8 +337,7 @@ def test_a_breakpoint_in_a_tracker_opens_pdb_also_once_the_run_is_over(jobs: Job
     (jobs.folder / "mine.py").write_text(textwrap.dedent(tracker))
     terminal = InlineTerminal(jobs, "--set", "tracking.type=mine.py:Tracker")
     terminal.until("(Pdb) ")
-    terminal.enter("p here\n")
-    assert "7" in terminal.until("(Pdb) ")
+    assert "7" in terminal.pdb("p here")
     terminal.enter(f"{answer}\n")
     terminal.until("finished after" if answer == "c" else "mine.py:Tracker raised BdbQuit")
     assert terminal.status() == 0
@@ -357,8 +350,7 @@ def test_pdb_opens_where_training_code_raises(jobs: Jobs):
     before = terminal.until("(Pdb) ")
     assert "ZeroDivisionError: division by zero" in before
     assert "-> secret / 0" in before
-    terminal.enter("p secret\n")
-    assert "42" in terminal.until("(Pdb) ")
+    assert "42" in terminal.pdb("p secret")
     terminal.enter("q\n")
     terminal.until("raised ZeroDivisionError")
     assert terminal.status() == 1
@@ -368,8 +360,7 @@ def test_no_time_is_limited(jobs: Jobs):
     """A site waits for the others, and all of them for who sits in pdb."""
     times = "clients.round_timeout", "clients.wait_after_min"
     times = *times, "streaming.streaming_per_request_timeout"
-    run = jobs.run(noisy(), *(f"{key}=1us" for key in times))
-    assert run.summary.status == "finished"
+    jobs.run(noisy(), *(f"{key}=1us" for key in times)).finished()
 
 
 def test_threads_of_training_code_have_the_session_of_its_site(jobs: Jobs):
@@ -386,7 +377,7 @@ def test_threads_of_training_code_have_the_session_of_its_site(jobs: Jobs):
             assert names == [flare.get_site_name()]
             flare.send(flare.FLModel(params=model.params, metrics={"x": 1.0}))
         """
-    assert jobs.run(script).summary.status == "finished"
+    jobs.run(script).finished()
 
 
 @pytest.mark.parametrize("override", ["train.command=python", "clients.gpus=[0]", "engine.gpus=1"])
@@ -413,5 +404,5 @@ def test_there_is_one_run_at_a_time(jobs: Jobs):
                 jobs.run(noisy())
             caught.append(error.value)
 
-    assert jobs.run(noisy(), listener=listen).summary.status == "finished"
+    jobs.run(noisy(), listener=listen).finished()
     assert caught

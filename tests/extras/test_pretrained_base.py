@@ -129,6 +129,8 @@ def build():
 
 
 def frozen_weights_are_counted(folder):
+    from dataclasses import replace
+
     from flstream.job.load import make_job
     from flstream.simulation.forecast import forecast
     from flstream.simulation.model_builder import initial_layout
@@ -141,10 +143,10 @@ def frozen_weights_are_counted(folder):
     layout, _, building = initial_layout(job)
     assert layout.nbytes == 4 * 2 * (300 + 400)
     assert building.frozen == 4 * (300 * 400 + 400 + 400 * 10 + 10)
-    without = forecast(job, layout, building=building._replace(frozen=0))
-    assert forecast(job, layout, building=building).total_bytes - without.total_bytes == (
-        2 * building.frozen
+    without, whole = (
+        forecast(job, layout, measured=it) for it in (replace(building, frozen=0), building)
     )
+    assert whole.total_bytes - without.total_bytes == 2 * building.frozen
 
 
 def test_what_lies_below_an_adapter_of_a_site_s_own_base_is_counted(libraries, tmp_path):

@@ -12,7 +12,7 @@ from flstream.recipe import (
     PTModel,
     ScriptRunner,
 )
-from flstream.recipe.components import COMPONENTS
+from flstream.recipe.nvflare import COMPONENTS
 
 
 def test_the_documents_job_snippet_runs_once_it_has_a_script(folder):

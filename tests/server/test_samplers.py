@@ -376,6 +376,6 @@ def test_a_sampler_that_fails_is_named_with_its_line(mine, capfd):
         sampled(mine("Raises"), SITES, 3, history())
     line = 1 + MINE.splitlines().index('        raise KeyError("oops")')
     words = (
-        f"mine.py:Raises failed in round 5: mine.py line {line} raised KeyError: 'oops'; mend it"
+        f"mine.py:Raises failed in round 5: mine.py, line {line} raised KeyError: 'oops'; mend it"
     )
     assert words in str(refused.value)

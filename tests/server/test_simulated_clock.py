@@ -66,12 +66,20 @@ def test_a_task_takes_what_is_sent_down_latency_work_and_what_is_sent_up():
     # 1000 bytes at 1 Mbit/s are 8 ms, 500 at 2 Mbit/s are 2 ms; 30 examples at half speed 60 ms.
     device = SiteDevice(speed=0.5, down=1e6, up=2e6, latency=0.005)
     clocks = clocks_of(JobOf(device), began=7 * MS)
-    assert clocks["site-1"].earliest() == (7 + 8 + 5) * MS
+    # An answer is of one example at least.
+    assert clocks["site-1"].earliest() == (7 + 8 + 5 + 2) * MS
     assert answer(clocks, "site-1", 30.0) == SiteTime((7 + 8 + 5 + 60 + 2) * MS)
     # Declared units stand in the place of examples, and the answer is expected by them.
     clocks["site-2"].declare(10.0)
     assert clocks["site-2"].earliest() == (7 + 8 + 5 + 20) * MS
     assert answer(clocks, "site-2", 30.0, units=10.0).time == (7 + 8 + 5 + 20 + 2) * MS
+    assert answer(clocks, "site-3", 0.25).time == (7 + 8 + 5 + 2 + 2) * MS
+
+
+def test_declared_work_may_be_none_where_each_site_has_to_declare_its_own():
+    clocks = clocks_of(JobOf(SiteDevice(speed=0.5), work="declared"))
+    assert clocks["site-1"].earliest() == 0
+    assert answer(clocks, "site-1", 30.0, units=0.25).time == MS // 2
 
 
 def test_measured_work_is_the_seconds_of_the_training_by_the_speed_of_the_device():
@@ -113,7 +121,7 @@ def test_who_goes_away_or_takes_too_long_has_failed_then():
         50 * MS, "it took more than 0.05 s (clients.round_timeout)"
     )
     slow["site-2"].fail("it raised")
-    assert slow["site-2"].end == SiteTime(10 * MS, "it raised")
+    assert slow["site-2"].end == SiteTime(11 * MS, "it raised")
     # One that has declared work has done it, or what others have answered by then would matter.
     slow["site-3"].declare(7.0)
     slow["site-3"].fail("it raised")

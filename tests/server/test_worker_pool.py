@@ -54,8 +54,7 @@ class Sites(flare.Learner):
 
 
 def test_a_worker_that_logs_after_its_answer_is_kept_and_one_that_fails_then_is_replaced(jobs):
-    run = jobs.run(AFTER_SEND, QUIET)
-    assert run.summary.status == "finished"
+    run = jobs.run(AFTER_SEND, QUIET).finished()
     assert not run.summary.failures
     pids = {}
     for event in of_kind(run, ProcessReady):
@@ -85,8 +84,7 @@ def test_a_job_of_which_no_worker_gets_ready_fails_with_the_reason(jobs):
 
 def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_suspended(jobs):
     script = DIES_IN.format(name="site-2") + adding({})
-    run = jobs.run(script, "clients.count=3", "clients.min_updates=2", "rounds=3", QUIET)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(script, "clients.count=3", "clients.min_updates=2", "rounds=3", QUIET).finished()
     assert list(took_part(run).values()) == [["site-1", "site-3"]] * 3
     check_rounds_are_means(run)
     reasons = {(failure.site, failure.reason) for failure in run.summary.failures}
@@ -97,8 +95,9 @@ def test_a_site_whose_process_never_gets_ready_fails_its_rounds_and_is_suspended
 
 def test_who_was_not_asked_is_not_late(jobs):
     how = ["clients.min_updates=2", "clients.wait_after_min=10 ms", "clients.parallel=2"]
-    run = jobs.run(noisy("threading.Event().wait(0.05)"), QUIET, LARGE, "clients.count=12", *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(
+        noisy("threading.Event().wait(0.05)"), QUIET, LARGE, "clients.count=12", *how
+    ).finished()
     failed = of_kind(run, SiteFailed)
     assert all(event.late for event in failed)
     # No more can be late than workers are at, and have just sent the updates of.
@@ -127,8 +126,7 @@ def test_an_evaluation_that_is_stopped_does_not_count(jobs):
 def test_an_update_that_is_too_large_is_refused_before_it_is_fetched(jobs, parallel, mode):
     script = adding({("site-2", 1): "params['more'] = torch.zeros(20_000_000)"})
     how = ["rounds=1", "clients.count=4", "clients.min_updates=3", f"clients.parallel={parallel}"]
-    run = jobs.run(script, QUIET, *how, f"streaming.mode={mode}")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(script, QUIET, *how, f"streaming.mode={mode}").finished()
     (failure,) = run.summary.failures
     assert failure.site == "site-2"
     assert "does not fit the model" in failure.reason

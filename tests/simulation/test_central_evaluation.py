@@ -44,8 +44,7 @@ def central(jobs):
 
 def test_the_evaluator_decides_the_best_round_and_the_end_and_changes_no_bits(jobs, central):
     at_sites = jobs.run(SITES, "rounds=3")
-    summary, directory = central()
-    assert summary.status == "finished", summary.error
+    summary, directory = central().finished()
     assert summary.model.digest == at_sites.summary.model.digest
     assert [table["accuracy"] for table in summary.metrics] == [0.5, 1.0, 0.5]
     assert all("sites" not in table for table in summary.metrics)
@@ -91,15 +90,13 @@ class Scorer:
         return model
 """
     learner = ("evaluate.script=null", "evaluate.learner=score:Scorer")
-    summary = central(*learner, "workflow.args.evaluate_every=2", scores=scores).summary
-    assert summary.status == "finished", summary.error
+    summary = central(*learner, "workflow.args.evaluate_every=2", scores=scores).finished().summary
     assert [table.get("accuracy") for table in summary.metrics] == [None, 22.0, 22.0]
 
 
 @pytest.mark.parametrize("workflow", ["cyclic", "swarm", "scaffold", "evaluate"])
 def test_other_workflows_are_scored_centrally(central, workflow):
-    summary = central(f"workflow.type={workflow}").summary
-    assert summary.status == "finished", summary.error
+    summary = central(f"workflow.type={workflow}").finished().summary
     assert (summary.metrics[-1]["accuracy"], summary.evaluate) == (
         1 / 3 if workflow == "evaluate" else 0.5,
         "server",
@@ -135,9 +132,8 @@ def test_an_evaluator_that_does_not_start_ends_the_run_before_a_round(central):
 
 
 def test_the_evaluator_is_a_process_of_its_own(central, processes):
-    run = central()
+    run = central().finished()
     summary = run.summary
-    assert summary.status == "finished", summary.error
     [ready] = [event for event in of_kind(run, ProcessReady) if event.process == EVALUATOR]
     assert summary.memory.evaluator.peak_rss >= ready.idle_rss > 0
     assert set(summary.memory.clients) == {"site-1", "site-2"}

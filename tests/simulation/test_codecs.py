@@ -45,11 +45,6 @@ def training(body=""):
 PLAIN = training()
 
 
-def finished(run):
-    assert run.summary.status == "finished", run.summary.error
-    return run
-
-
 def built():
     """The initial model."""
     scope = {}
@@ -69,7 +64,7 @@ def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs)
             params["w"][7, 3] = float("nan")
         """
     how = ["clients.count=3", "clients.min_updates=2", "rounds=1", QUIET]
-    run = finished(jobs.run(training(deeds), *how, *using("int8"), model=MODEL))
+    run = jobs.run(training(deeds), *how, *using("int8"), model=MODEL).finished()
     before, after = built(), load_file(run.directory.final_model)
     change = torch.linspace(1, 2, 300, dtype=torch.float64)
     torch.testing.assert_close(after["norm"], (before["norm"] + change).float())
@@ -85,7 +80,7 @@ def test_an_update_loses_only_what_it_may_and_only_what_is_sent_is_counted(jobs)
 
 def test_what_topk_leaves_out_comes_with_later_updates(jobs):
     topk = "streaming.codecs.up=[{type=topk,args{fraction=0.25}}]"
-    run = finished(jobs.run(PLAIN, QUIET, "rounds=10", topk, model=MODEL))
+    run = jobs.run(PLAIN, QUIET, "rounds=10", topk, model=MODEL).finished()
     change = torch.linspace(1, 2, 90_000).view(300, 300)
     moved = load_file(run.directory.final_model)["w"].double() - built()["w"].double()
     # A quarter is sent each time: what waits longest has waited for some rounds.
@@ -116,7 +111,7 @@ class Halves:
 def test_sites_have_the_bits_that_the_server_keeps(jobs, codec):
     (jobs.folder / "mine.py").write_text(OWN % "1")
     how = ["workflow.args.evaluate_every=1", *using(codec, "down")]
-    run = finished(jobs.run(PLAIN, *how, model=MODEL))
+    run = jobs.run(PLAIN, *how, model=MODEL).finished()
     files = {"train": 0, "evaluate": 1}
     for number, (kind, later) in itertools.product(range(2), files.items()):
         kept = load_file(run.directory.checkpoint(number + later))

@@ -79,8 +79,7 @@ def test_a_kill_at_the_limit_is_told_where_a_process_of_the_command_is_gone(tmp_
 @pytest.mark.nightly
 def test_a_command_has_a_process_beside_that_of_its_worker_and_its_memory_counts(jobs):
     script = noisy().replace("import flstream.client as flare", "import nvflare.client as flare")
-    run = jobs.run(script, PYTHON, "train.alias=nvflare")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(script, PYTHON, "train.alias=nvflare").finished()
     for event in of_kind(run, ProcessReady):
         if event.process != "server":
             assert event.pid not in event.others
@@ -157,8 +156,7 @@ def test_a_rank_that_hangs_at_its_exit_holding_the_gil_ends_with_the_run(jobs, r
 
     hangs = f"if rank == {rank}: atexit.register(ctypes.PyDLL(None).pause)"
     script = "import atexit, ctypes\n" + (RANKS % "").replace("flare.init", f"{hangs}\nflare.init")
-    run = jobs.run(script, "clients.count=1", "rounds=1", TORCHRUN, listener=note)
-    assert run.summary.status == "finished"
+    jobs.run(script, "clients.count=1", "rounds=1", TORCHRUN, listener=note).finished()
     assert len(pids) >= 3
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     assert psutil.wait_procs(processes, timeout=20)[1] == []

@@ -33,11 +33,6 @@ STALL = "threading.Event().wait()"
 OOPS = "raise KeyError('oops')"
 
 
-def finished(run):
-    assert run.summary.status == "finished", run.summary.error
-    return run
-
-
 def reasons(run):
     return {(event.round, event.site): event.reason for event in of_kind(run, SiteFailed)}
 
@@ -58,7 +53,7 @@ def test_the_model_is_exactly_the_mean_of_those_that_did_not_fail(jobs, place):
     script = adding({when: deed for when, (deed, _) in MISDEEDS.items()})
     # Sites that share a task share its time, so that two of them have twice as much.
     how = ["clients.count=6", "clients.min_updates=5", "clients.round_timeout=3 s", "rounds=7"]
-    run = finished(jobs.run(script, *place, *how, QUIET))
+    run = jobs.run(script, *place, *how, QUIET).finished()
     # Each of them, dead or not, takes part again in the next round.
     guilty = {number: site for site, number in MISDEEDS}
     assert took_part(run) == {
@@ -92,7 +87,7 @@ def test_a_client_killed_in_the_middle_of_its_upload_leaves_no_trace(jobs):
     script = adding({("site-2", 1): KILLED_HALFWAY})
     how = ["clients.count=4", "clients.min_updates=3", QUIET]
     large = ["model.args.elements=2000000", "streaming.tensor_download_chunk_size=64 KiB"]
-    run = finished(jobs.run(script, *how, *large))
+    run = jobs.run(script, *how, *large).finished()
     assert took_part(run) == {1: ["site-1", "site-3", "site-4"], 2: FOUR}
     check_rounds_are_means(run)
     (failure,) = run.summary.failures
@@ -119,7 +114,7 @@ def test_a_round_is_closed_early_once_enough_are_in(jobs):
     # A second, and in the second round no one waits for it: a busy machine starts a new process
     # for the fourth site and trains there well within that.
     enough = ["clients.min_updates=2", "clients.wait_after_min=1 s", "clients.count=4"]
-    run = finished(jobs.run(script, *enough, QUIET))
+    run = jobs.run(script, *enough, QUIET).finished()
     first, second = took_part(run).values()
     assert "site-4" not in first
     assert len(first) >= 2
@@ -139,7 +134,7 @@ def test_a_site_that_fails_twice_in_a_row_is_asked_no_more_unless_the_job_says_s
         "if flare.is_evaluate():", f"if flare.is_evaluate():\n        {fails}"
     )
     how = ["clients.min_updates=3", "rounds=6", f"clients.suspend_after={after}"]
-    run = finished(jobs.run(script, "clients.count=4", *how))
+    run = jobs.run(script, "clients.count=4", *how).finished()
     assert "KeyError: 'score'" in reasons(run)[2, "site-2"]
     others = [site for site in FOUR if site != "site-3"]
     assert cohorts(run) == [FOUR] * asked + [others] * (6 - asked)
@@ -186,7 +181,7 @@ if flare.get_site_name() == "site-2":
 
 def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs, capfd):
     model = "import torch\ndef build():\n    print('hello')\n    return {'b': torch.ones(3)}"
-    run = finished(jobs.run(ENDS, "workflow.args.evaluate=task", model=model))
+    run = jobs.run(ENDS, "workflow.args.evaluate=task", model=model).finished()
     assert "while tidying up" in run.directory.site_log("site-2").read_text()
     # Metrics that are not numbers never make the best round.
     assert run.summary.best is None
@@ -200,7 +195,7 @@ def test_how_a_script_ends_and_what_it_prints_or_scores_does_not_fail_a_run(jobs
 def test_a_site_whose_code_closes_all_descriptors_is_lost_at_once(jobs):
     script = adding({("site-2", 2): "os.closerange(3, 256)"})
     how = ["clients.round_timeout=100 s", "clients.min_updates=1", "rounds=2", QUIET]
-    run = finished(jobs.run(script, *how))
+    run = jobs.run(script, *how).finished()
     [failure] = run.summary.failures
     assert (failure.site, failure.exit_status) == ("site-2", 3)
 
@@ -224,7 +219,7 @@ def test_modules_in_the_working_directory_are_not_run_in_place_of_pythons(
     for name in ("random", "queue", "secrets"):
         (elsewhere / f"{name}.py").write_text("raise RuntimeError('hijacked')")
     monkeypatch.chdir(elsewhere)
-    finished(jobs_of_their_own.run(adding({})))
+    jobs_of_their_own.run(adding({})).finished()
 
 
 def test_processes_that_cannot_be_started_make_a_failed_run_with_a_summary(jobs, monkeypatch):

@@ -36,8 +36,7 @@ def test_the_change_is_filtered_also_where_code_trains_in_the_received_memory(jo
     up += ", { type = exclude_vars, args { exclude_vars = [b] } }]"
     down = "filters.down=[{ type = exclude_vars, args { exclude_vars = [b] } }]"
     link = "network={ up = 400 Mbit, down = 800 Mbit, latency = 3 ms }"
-    run = jobs.run(IN_PLACE, up, down, link, LARGE, QUIET)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(IN_PLACE, up, down, link, LARGE, QUIET).finished()
     before, after = (load_file(run.directory.checkpoint(number)) for number in (0, 1))
     assert torch.equal(after["w"], (before["w"].double() + 0.25).float())
     # An excluded tensor keeps its value, and does not travel.

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from flstream.report.console import make_console
 from flstream.report.forecast import forecast_json, print_forecast
 from flstream.simulation.forecast import (
     Available,
-    Imports,
     Lack,
     available_in,
     forecast,
@@ -49,8 +49,7 @@ WAYS = {
 def test_a_run_moves_and_takes_no_more_than_its_forecast(jobs, overrides):
     overrides = (LARGE, QUIET, *overrides, "streaming.reuse=off")  # it ignores what sites have
     job = jobs.make(EXCHANGE, *overrides)
-    run = jobs.run(EXCHANGE, *overrides)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(EXCHANGE, *overrides).finished()
     transfer, memory = run.summary.transfer, run.summary.memory
     need = forecast(job, FileSource(run.directory.final_model).layout)
     rounds = run.summary.rounds_completed
@@ -75,14 +74,14 @@ def test_imports_of_the_training_code_are_measured_beside_those_of_the_fork_serv
     job = jobs.make("import flstream.client\ndata = bytes(256) * (64 << 12)\nimport part\n")
     (jobs.folder / "part.py").write_text("held = bytes(range(256)) * (32 << 12)\n")
     with shared_host_for(job) as host:
-        imports = probe(job, host).imports
-    assert 32 * MIB <= imports.own < 64 * MIB
-    assert imports.shared > 100 * MIB
+        measured = probe(job, host)
+    assert 32 * MIB <= measured.own < 64 * MIB
+    assert measured.shared > 100 * MIB
     assert "part" not in sys.modules
     layout = plain_layout(MIB)
-    none = forecast(job, layout, Imports(shared=imports.shared))
-    more = forecast(job, layout, imports).total_bytes - none.total_bytes
-    assert more == job.clients.workers * imports.own
+    none = forecast(job, layout, measured=replace(measured, own=0))
+    more = forecast(job, layout, measured=measured).total_bytes - none.total_bytes
+    assert more == job.clients.workers * measured.own
 
 
 @pytest.mark.parametrize("off", [{"mode": "native"}, {"tensor_download_chunk_size": 0}])

@@ -119,8 +119,7 @@ def test_a_run_begins_with_the_same_model_however_it_is_built(
     files = []
     for build in ("auto", "whole"):
         how = (f"model.factory=model:{name}", f"model.build={build}", *others)
-        run = jobs.run(plain(), *ONE_ROUND, *how, model=SOURCE)
-        assert run.summary.status == "finished", run.summary.error
+        run = jobs.run(plain(), *ONE_ROUND, *how, model=SOURCE).finished()
         files.append(run.directory.checkpoint(0).read_bytes())
     assert files[0] == files[1]
 
@@ -142,7 +141,7 @@ def test_validate_says_how_the_initial_model_is_built(
     job = jobs.make(plain(), *how, model=SOURCE)
     with jobs.host_for(job) as host:
         measured = probe(job, host)
-    need = forecast(job, measured.layout, measured.imports, [], measured.building)
+    need = forecast(job, measured.layout, measured=measured)
     room = available_in(jobs.folder)
     print_forecast(make_console(), job, need, room, [])
     assert words in capsys.readouterr().out

@@ -46,8 +46,7 @@ FAR = ("engine.type=local", "network.latency=1 ms")
 
 
 def run(jobs, script, *overrides, model=ADAPTED):
-    done = jobs.run(script, "rounds=3", *FAR, *overrides, model=model)
-    assert done.summary.status == "finished", done.summary.error
+    done = jobs.run(script, "rounds=3", *FAR, *overrides, model=model).finished()
     return done.summary
 
 

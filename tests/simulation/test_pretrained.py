@@ -60,8 +60,7 @@ def test_a_model_with_ties_begins_with_a_file_of_any_format(jobs, tmp_path, form
     path = save(tmp_path, VALUES, form)
     run = jobs.run(
         plain(), *ONE_ROUND, "model.factory=model:tied", f"model.initial={path}", model=MODEL
-    )
-    assert run.summary.status == "finished", run.summary.error
+    ).finished()
     initial = FileSource(run.directory.checkpoint(0))
     assert initial.layout.aliases == {"wte.weight": "head.weight"}
     found = load_file(run.directory.checkpoint(1))

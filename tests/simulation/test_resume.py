@@ -23,8 +23,7 @@ def expected(tmp_path_factory, jobs_in):
 
 @pytest.fixture(scope="module")
 def six_rounds(tmp_path_factory, jobs_in) -> Path:
-    run = jobs_in(tmp_path_factory.mktemp("six")).run(noisy(), *TWO, "rounds=6")
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs_in(tmp_path_factory.mktemp("six")).run(noisy(), *TWO, "rounds=6").finished()
     return run.directory.path
 
 

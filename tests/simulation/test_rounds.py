@@ -33,13 +33,8 @@ ADD_NUMBER = plain(
 )
 
 
-def finished(run):
-    assert run.summary.status == "finished", run.summary.error
-    return run
-
-
 def test_each_round_is_the_weighted_mean_and_so_are_its_metrics(jobs):
-    run = finished(jobs.run(ADD_NUMBER, "clients.count=3", "workflow.args.key_metric=score"))
+    run = jobs.run(ADD_NUMBER, "clients.count=3", "workflow.args.key_metric=score").finished()
     before = load_file(run.directory.checkpoint(0))
     after = load_file(run.directory.final_model)
     # Sites add 1, 2, 3 with the weights 1, 2, 3: 14 / 6 a round.
@@ -63,7 +58,7 @@ def test_numpy_arrays_take_the_same_road_with_their_own_chunk_size(jobs):
     """, before="import numpy as np")  # fmt: skip
     how = ["train.exchange_format=numpy", "streaming.np_download_chunk_size=1024"]
     how += ["engine.type=local", "streaming.direct=off"]
-    run = finished(jobs.run(script, "rounds=1", *how, QUIET))
+    run = jobs.run(script, "rounds=1", *how, QUIET).finished()
     chunks, transfer = 2 * -(-run.summary.model.bytes // 1024), run.summary.transfer
     assert (transfer.down.chunks, transfer.up.chunks) == (chunks, chunks)
     before = load_file(run.directory.checkpoint(0))
@@ -109,7 +104,7 @@ def test_a_module_receives_into_itself_and_tied_weights_travel_once(jobs):
         receive="into=net",
         sends="params=dict(net.named_parameters()) | {'seen': net.seen}",
     )
-    run = finished(jobs.run(script, QUIET, model=TIED_MODEL))
+    run = jobs.run(script, QUIET, model=TIED_MODEL).finished()
     size = 4 * (50 * 8 + 8 * 8 + 8) + 8
     assert run.summary.model.bytes == size
     assert run.summary.transfer.up.bytes + run.summary.transfer.up.reused == 4 * size
@@ -130,7 +125,7 @@ def test_training_may_start_from_a_file_of_any_order_which_keeps_its_ties(jobs, 
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes([1, 2, 3, 0, 0, 192, 63]))
     how = ["model.factory=null", f"model.initial={path}", "rounds=1", QUIET]
-    initial = finished(jobs.run(ADD_NUMBER, *how)).directory.checkpoint(0)
+    initial = jobs.run(ADD_NUMBER, *how).finished().directory.checkpoint(0)
     layout, tensors = FileSource(initial).layout, load_file(initial)
     assert (layout.aliases, layout.is_canonical) == ({"small": "also"}, True)
     assert (tensors["also"].tolist(), tensors["large"].tolist()) == ([1, 2, 3], [1.5])
@@ -149,7 +144,7 @@ metrics = {
 @pytest.mark.usefixtures("processes")
 def test_rounds_sample_sites_by_the_seed_and_few_workers_do_their_work(jobs):
     how = ["clients.count=6", "clients.per_round=0.5", "clients.parallel=2", "rounds=4", QUIET]
-    run = finished(jobs.run(noisy(SEEN), *how, LARGE))
+    run = jobs.run(noisy(SEEN), *how, LARGE).finished()
     names = [f"site-{number}" for number in range(1, 7)]
     due = [list(sample_sites(names, 3, 7, number)) for number in range(1, 5)]
     assert cohorts(run) == due
@@ -205,7 +200,7 @@ def test_the_script_gets_its_arguments_and_knows_its_site_and_its_job_runs_again
         "clients.names=[ward, lab.2]",
         """clients.args={ ward { data = a.csv }, "lab.2" { lr = 2.5, data = b.csv } }""",
     ]
-    run = finished(jobs.run(script, *own, *(f"train.args.{each}" for each in args)))
+    run = jobs.run(script, *own, *(f"train.args.{each}" for each in args)).finished()
     for site, lr, mine in (
         ("ward", 0.5, {"data": "a.csv"}),
         ("lab.2", 2.5, {"lr": 2.5, "data": "b.csv"}),
@@ -254,8 +249,7 @@ def test_updates_that_a_workflow_reads_are_durable_files_fit_to_be_models(
 
     monkeypatch.setattr(os, "fsync", note)
     options = ["workflow.type=cyclic", f"clients.parallel={parallel}", LARGE, QUIET, "rounds=1"]
-    run = jobs.run(adding({}), *options)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(adding({}), *options).finished()
     updates = [path for path in synced if "/updates/" in path and path.endswith(".safetensors.tmp")]
     assert len(updates) == 2
     heads = []

@@ -85,8 +85,7 @@ def test_a_script_has_processes_files_and_random_numbers_of_its_own(jobs):
         (jobs.folder / "data.py").write_text(DATA)
         (jobs.folder / "imports.txt").unlink(missing_ok=True)
         how = ["rounds=1", QUIET, "clients.parallel=1", *initial]
-        run = jobs.run(SCRIPT, *how, model=TIED)
-        assert run.summary.status == "finished", run.summary.error
+        run = jobs.run(SCRIPT, *how, model=TIED).finished()
         # The worker once, and none of the processes that its data loaders and pools start.
         imports = (jobs.folder / "imports.txt").read_text().split()
         assert len(imports) == len(set(imports)) == 1

@@ -71,8 +71,7 @@ def failures(tmp_path_factory, jobs_in):
     jobs = jobs_in(tmp_path_factory.mktemp("mistakes"), engine=LOCAL)
     script = adding({(site, 1): mistake for mistake, site in SITES.items()})
     how = [f"clients.count={len(SITES) + 1}", "clients.min_updates=1", "rounds=1", QUIET]
-    run = jobs.run(script, *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(script, *how).finished()
     assert "KeyError: 'oops'" in run.directory.site_log("site-2").read_text()
     return {failure.site: failure for failure in run.summary.failures}, script, jobs.folder
 
@@ -111,7 +110,6 @@ if KIND == "PARTIAL":
 )
 def test_an_update_that_is_what_was_received_is_told_of_once(jobs, kind, how):
     sends = "params=params, meta=meta, params_type='DIFF' if KIND == 'DIFF' else 'FULL'"
-    run = jobs.run(plain(LAZY, before=f"KIND = {kind!r}", sends=sends), "rounds=4", *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(plain(LAZY, before=f"KIND = {kind!r}", sends=sends), "rounds=4", *how).finished()
     [warning] = run.summary.warnings
     assert warning.startswith("in round 2, the update of site-2 is equal to the model that was rec")

@@ -107,9 +107,7 @@ class Hangs(Tracker):
 def with_tracker(jobs, kind, name="points.txt"):
     (jobs.folder / "mine.py").write_text(TRACKER)
     own = [f"tracking.type=mine.py:{kind}", f"tracking.args.name={name}"]
-    run = jobs.run(noisy(LOGS), "rounds=2", *own)
-    assert run.summary.status == "finished"
-    return run
+    return jobs.run(noisy(LOGS), "rounds=2", *own).finished()
 
 
 def test_a_tracker_of_ones_own_has_the_same_points(jobs):

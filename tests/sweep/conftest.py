@@ -29,10 +29,9 @@ class Sweeps(NamedTuple):
         into: str = "sweep",
         variants: Sequence[str] = (),
     ) -> Sweep:
-        def job_of(point: Point, rounds: int | None) -> Job:
+        def job_of(point: Point) -> Job:
             varied = [f"{key}={value}" for key, value in point.values.items()]
-            settings = {"seed": point.seed, "rounds": rounds}
-            return load_job(self.folder / "job.conf", varied, settings)
+            return load_job(self.folder / "job.conf", varied, {"seed": point.seed})
 
         vary, pairs = dict(map(parse_axis, axes)), list(map(parse_variant, variants))
         return Sweep(self.folder / into, job_of, vary, seeds, variants=pairs, prune=prune)

@@ -32,14 +32,11 @@ def digests(sweep):
     }
 
 
-def ended_into(names):
-    """What adds the names of runs to a list as they end."""
-
-    def told(progress):
-        if progress.ended is not None:
-            names.append(progress.ended.name)
-
-    return told
+def ended(sweep):
+    """The names of the runs that end when a sweep is run."""
+    told = []
+    sweep.run(on_progress=told.append)
+    return [progress.ended.name for progress in told if progress.ended is not None]
 
 
 def alone(sweeps, name, *overrides):
@@ -86,9 +83,8 @@ def test_the_same_sweep_again_trains_nobody_who_is_done(sweeps):
     shutil.rmtree(first.directory(first.record.points[1]).path)
     journal = first.directory(first.record.points[0]).events
     before = journal.read_text()
-    ended, again = [], sweeps.sweep("train.args.lr=1,2")
-    again.run(on_progress=ended_into(ended))
-    assert ended == ["lr=2,seed=5"]  # whose folder somebody had removed
+    # Somebody had removed the folder of that run.
+    assert ended(sweeps.sweep("train.args.lr=1,2")) == ["lr=2,seed=5"]
     assert journal.read_text() == before
 
 
@@ -110,9 +106,8 @@ def test_a_run_that_was_stopped_resumes_where_it_was(sweeps):
 def test_more_seeds_go_on_with_those_that_are_there(sweeps):
     sweeps.sweep("train.args.lr=1", seeds=1).run()
     sweeps.sweep("train.args.lr=1", seeds=2).run()
-    ended, more = [], sweeps.sweep("train.args.lr=1", seeds=3)
-    more.run(on_progress=ended_into(ended))
-    assert ended == ["lr=1,seed=7"]
+    more = sweeps.sweep("train.args.lr=1", seeds=3)
+    assert ended(more) == ["lr=1,seed=7"]
     assert setting_rows(more.record)[0]["runs"] == 3
 
 
@@ -134,7 +129,7 @@ def test_points_are_known_by_their_values_and_a_name_is_of_one_alone(sweeps):
 
 def test_tuples_from_python_are_of_the_setting_that_was_read_again(sweeps):
     def sweep(seeds):
-        def job_of(point, rounds):
+        def job_of(point):
             sizes = list(point.values.get("train.args.sizes", ()))
             return sweeps.job(f"train.args.lr={sum(sizes) + len(sizes)}", f"seed={point.seed or 5}")
 
@@ -222,6 +217,8 @@ def test_more_seeds_are_advised_where_there_is_one_and_points_may_be_added(sweep
 
 
 def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_whole_run(sweeps):
+    job = sweeps.folder / "job.conf"
+    job.write_text(job.read_text().replace("lr = 1.0", "lr = 1.0, bonus = ${rounds}"))
     sweep = sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
     sweep.run(parallel=2)
     left = {point.name: (point.status, point.rounds) for point in sweep.record.points}
@@ -234,9 +231,8 @@ def test_pruning_keeps_the_better_half_for_twice_the_rounds_with_the_bits_of_a_w
     assert digests(sweep)["lr=4,rounds=4,seed=5"] == alone(
         sweeps, "alone", "train.args.lr=4", "rounds=4"
     )
-    ended, again = [], sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
-    again.run(on_progress=ended_into(ended))
-    assert ended == []
+    again = sweeps.sweep("train.args.lr=1,4,2,3", "rounds=4", prune=True)
+    assert ended(again) == []
     assert next(row["values"] for row in setting_rows(again.record) if row["is_best"]) == {
         "train.args.lr": "4",
         "rounds": "4",
@@ -284,13 +280,10 @@ def test_a_sweep_of_fewer_values_keeps_the_runs_of_the_others_for_later(sweeps):
     sweeps.sweep("train.args.lr=1,2").run()
     fewer = sweeps.sweep("train.args.lr=2,3")
     assert "of values that are not asked for, 1 run in the folder" in " ".join(fewer.notes)
-    ended = []
-    fewer.run(on_progress=ended_into(ended))
-    assert ended == ["lr=3,seed=5"]
+    assert ended(fewer) == ["lr=3,seed=5"]
     assert [row["values"]["train.args.lr"] for row in setting_rows(fewer.record)] == ["2", "3"]
-    ended, all_again = [], sweeps.sweep("train.args.lr=1,2,3")
-    all_again.run(on_progress=ended_into(ended))
-    assert ended == []
+    all_again = sweeps.sweep("train.args.lr=1,2,3")
+    assert ended(all_again) == []
     assert "3 of the runs are over already" in all_again.notes
 
 

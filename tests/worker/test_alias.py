@@ -69,8 +69,7 @@ tracking.shutdown()
 
 def test_a_script_of_nvflares_runs_as_it_is(jobs):
     settings = "train.alias=nvflare", "model.args.size=3", "workflow.args.fedprox_mu=0.25"
-    run = jobs.run(FACE, *settings, model=MODEL)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(FACE, *settings, model=MODEL).finished()
     assert [each.get("loss") for each in run.summary.metrics] == [4.0, 4.0, None]
     assert run.summary.warnings == []
 
@@ -109,8 +108,7 @@ def build():
 
 def test_learners_and_factories_may_import_its_names(jobs):
     learner = 'train.learner="client:Adds"', "train.script=null", "train.alias=nvflare"
-    run = jobs.run(LEARNS, *learner, model=BUILDS)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(LEARNS, *learner, model=BUILDS).finished()
     assert load_file(run.directory.final_model)["numpy_key"].tolist() == [3.0, 3.0]
     assert list(missing_modules(jobs.make(LEARNS, *learner, model=BUILDS))) == []
 

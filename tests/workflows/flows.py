@@ -94,7 +94,7 @@ class Flows(NamedTuple):
 
     def finish(self, text: str, *overrides: str, **how):
         """Run it to its end."""
-        return finished(self.run(text, *overrides, **how))
+        return self.run(text, *overrides, **how).finished()
 
     def fail(self, text: str, *overrides: str, **how) -> str:
         """Run it, and return the sentence with which it failed."""
@@ -112,7 +112,7 @@ class Flows(NamedTuple):
     def resume(self, run, text: str, *overrides: str, script: str | None = None, **how):
         """Go on with a run, to its end."""
         kind = self.write(text)
-        return finished(self.jobs.go_on(run, script or noisy(), kind, *overrides, **how))
+        return self.jobs.go_on(run, script or noisy(), kind, *overrides, **how).finished()
 
     def sentences(self) -> dict[str, tuple[str, bool]]:
         """The sentence that ``refused`` has seen for each call, and whether it can be caught."""
@@ -124,12 +124,6 @@ class Flows(NamedTuple):
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
         return lines
-
-
-def finished(run):
-    """The run, which must have come to its end."""
-    assert run.summary.status == "finished", run.summary.error
-    return run
 
 
 def records(run) -> list[EffectDone]:

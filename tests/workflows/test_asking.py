@@ -1,7 +1,7 @@
 """Asking sites, models of a workflow's own, and values that are computed once."""
 
 import pytest
-from flows import finished, models, records
+from flows import models, records
 from safetensors.torch import load_file
 from training_scripts import QUIET
 
@@ -85,7 +85,7 @@ def test_a_stored_model_and_remembered_bytes_stay_on_replay(flows, place):
     seen = flows.seen()
     resumed = flows.resume(run, STORES, QUIET)
     assert flows.seen()[: len(seen)] == seen
-    stored = [each for each in records(finished(resumed)) if each.name == "store"]
+    stored = [each for each in records(resumed.finished()) if each.name == "store"]
     assert [each.model.round for each in stored] == [1, 2]
     final = load_file(resumed.directory.final_model)
     mine = load_file(resumed.directory.path / "mine-2.safetensors")

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from flows import finished
 from run_fixtures import MODEL
 from training_scripts import adding, of_kind
 
@@ -53,7 +52,7 @@ HOW = ["clients.count=4", "rounds=5", "patience=1", "checkpoints.keep=1"]
 def test_a_run_ends_early_keeps_what_is_best_and_tells_of_every_round(jobs, name):
     overrides, sites = WORKFLOWS[name]
     model = MODELS.get(name, MODEL)
-    run = finished(jobs.run(SCRIPT, *HOW, *overrides, model=model))
+    run = jobs.run(SCRIPT, *HOW, *overrides, model=model).finished()
     summary, directory, rounds = run.summary, run.directory, [1, 2, 3]
     assert "has not improved on 0.7 of round 2" in summary.ended_early
     assert plan_resume(jobs.make(SCRIPT, *HOW, *overrides, model=model), directory).is_finished

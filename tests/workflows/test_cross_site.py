@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flows import finished, numbered, records, shape
+from flows import numbered, records, shape
 from journal_support import flip
 from safetensors.torch import load_file
 from training_scripts import LARGE, noisy, of_kind
@@ -74,7 +74,7 @@ def due(run, sites) -> dict:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, jobs_in):
-    return finished(jobs_in(tmp_path_factory.mktemp("whole")).run(checking(), THREE, AFTER_FEDAVG))
+    return jobs_in(tmp_path_factory.mktemp("whole")).run(checking(), THREE, AFTER_FEDAVG).finished()
 
 
 def test_each_entry_is_what_the_sites_own_code_finds_of_that_checkpoint(whole):
@@ -123,7 +123,7 @@ def test_models_of_sites_are_what_they_made_whole_or_not_and_some_sites_may_take
     chosen = ["site-3", "site-1", "site-2"]
     sites = f"workflow[1].args.participating_sites=[{','.join(chosen)}]"
     how = ["clients.count=4", "rounds=2", "clients.min_updates=2", AFTER_FEDAVG, sites]
-    run = finished(jobs.run(checking(DIFFERENCE), *how))
+    run = jobs.run(checking(DIFFERENCE), *how).finished()
     assert matrix(run) == due(run, chosen)
     assert list(matrix(run)) == chosen
     base = load_file(run.directory.checkpoint(1))
@@ -159,7 +159,7 @@ def test_a_model_of_a_site_that_is_not_as_it_was_is_refused_with_a_sentence(flow
     with pytest.raises(UsageError, match=needed):
         jobs.go_on(run, checking(), *how)
     path.write_bytes(sound)
-    assert matrix(finished(jobs.go_on(run, checking(), *how))) == matrix(whole)
+    assert matrix(jobs.go_on(run, checking(), *how).finished()) == matrix(whole)
 
 
 SUBMIT = """
@@ -175,7 +175,7 @@ if flare.is_submit_model():
 
 
 def test_code_that_names_the_task_submits_a_model_of_its_own(jobs):
-    run = finished(jobs.run(checking(first=SUBMIT), THREE, "rounds=1", AFTER_FEDAVG, LARGE))
+    run = jobs.run(checking(first=SUBMIT), THREE, "rounds=1", AFTER_FEDAVG, LARGE).finished()
     [collected] = of_kind(run, ModelsCollected)
     assert collected.sites == ["site-1", "site-3"]
     assert "no best model" in collected.failures["site-2"]
@@ -207,7 +207,7 @@ if flare.is_evaluate():
 def test_a_site_that_is_late_or_answers_nothing_is_left_out_and_the_others_count(jobs):
     workflow = "workflow=[{args{evaluate_every=0}},{type=cross_site,args{eval_task_timeout=1 s}}]"
     how = [THREE, "rounds=1", workflow, "clients.suspend_after=0"]
-    run = finished(jobs.run(checking(first=LATE), *how))
+    run = jobs.run(checking(first=LATE), *how).finished()
     found = matrix(run)
     assert list(found["site-1"]) == [FINAL, *SITES]  # nothing says which is the best
     assert [site for site, row in found.items() if "site-1" not in row] == ["site-2", "site-3"]
@@ -231,7 +231,7 @@ def test_mistakes_are_found_when_the_job_is_loaded(jobs, args, message):
 def test_one_model_is_scored_without_any_training(jobs, whole):
     initial = f"model.initial={whole.directory.final_model}"
     workflow = "workflow={type=evaluate,args{key_metric=check}}"
-    run = finished(jobs.run(checking(), THREE, initial, workflow))
+    run = jobs.run(checking(), THREE, initial, workflow).finished()
     assert matrix(run) == {site: {FINAL: matrix(whole)[site][FINAL]} for site in SITES}
     assert run.summary.model.digest == whole.summary.model.digest
     assert run.summary.rounds_completed == 0

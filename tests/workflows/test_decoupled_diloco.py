@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from flows import finished, records, result
+from flows import records, result
 from safetensors.torch import load_file
 from test_diloco import MODEL as NET
 from test_diloco import SCRIPT
@@ -53,7 +53,7 @@ BY_HAND = [
 def test_the_schedule_and_the_outer_steps_are_those_by_hand(jobs, weights):
     args = "quorum=2, grace=1 s, learning_rate=0.5, momentum=0.25"
     how = [VIRTUAL, QUIET, "clients.count=4", "rounds=3"]
-    run = finished(jobs.run(adding({}), *how, decoupled(f"{args}, weights={weights}")))
+    run = jobs.run(adding({}), *how, decoupled(f"{args}, weights={weights}")).finished()
     assert rows(run) == BY_HAND
     assert run.summary.simulated_seconds == 7.0
     value = velocity = 0.0
@@ -75,7 +75,7 @@ def both_needed(jobs, trace, rounds):
     (jobs.folder / "there.csv").write_text("site,seconds,available\n" + trace)
     device = "devices={a {available=there.csv}}"
     how = [VIRTUAL, QUIET, "clients.count=2", f"rounds={rounds}", device]
-    return finished(jobs.run(adding({}), *how, decoupled("quorum=2")))
+    return jobs.run(adding({}), *how, decoupled("quorum=2")).finished()
 
 
 def test_an_outer_step_of_all_learners_waits_for_the_repair_of_one_that_is_away(jobs):
@@ -97,13 +97,13 @@ FAILING = [VIRTUAL, COMES_AND_GOES, "clients.count=5", "rounds=8", decoupled("gr
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, jobs_in):
-    return finished(jobs_in(tmp_path_factory.mktemp("decoupled")).run(noisy(), *FAILING))
+    return jobs_in(tmp_path_factory.mktemp("decoupled")).run(noisy(), *FAILING).finished()
 
 
 @pytest.mark.parametrize("workers", [[], ["clients.parallel=2"]])
 def test_workers_change_neither_bits_nor_times(jobs, undisturbed, workers):
     assert any(failures for *_, failures in timeline(undisturbed))
-    run = finished(jobs.run(noisy(), *FAILING, PROCESSES, *workers))
+    run = jobs.run(noisy(), *FAILING, PROCESSES, *workers).finished()
     assert results(run) == results(undisturbed)
     assert timeline(run) == timeline(undisturbed)
 
@@ -117,9 +117,9 @@ def cut(run, effects):
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
 def test_a_run_whose_server_is_killed_ends_in_the_same_bits_and_times(jobs, undisturbed, share):
-    run = finished(jobs.run(noisy(), *FAILING))
+    run = jobs.run(noisy(), *FAILING).finished()
     cut(run, round(share * len(records(run))))
-    resumed = finished(jobs.go_on(run, noisy(), *FAILING))
+    resumed = jobs.go_on(run, noisy(), *FAILING).finished()
     assert results(resumed) == results(undisturbed)
     assert timeline(resumed) == timeline(undisturbed)
 
@@ -127,7 +127,7 @@ def test_a_run_whose_server_is_killed_ends_in_the_same_bits_and_times(jobs, undi
 def test_a_learner_that_is_several_outer_steps_late_keeps_its_moments(jobs):
     rate = 'model={factory="model:Net"}', decoupled("quorum=1, inner_steps=2")
     script = SCRIPT.replace("examples=1 + ", "examples=1 + 3 * ")
-    run = finished(jobs.run(script, VIRTUAL, QUIET, *rate, "rounds=9", model=NET))
+    run = jobs.run(script, VIRTUAL, QUIET, *rate, "rounds=9", model=NET).finished()
     started = [record.round for record in records(run) if record.request.endswith("site-2)")]
     assert started == [1, 4, 8]
     assert "new moments" not in (run.directory.site("site-2") / "log.txt").read_text()
@@ -140,14 +140,14 @@ def taken(run):
 
 def test_learners_that_are_killed_begin_again_and_a_resume_keeps_to_the_order(jobs):
     how = ["clients.count=3", PROCESSES, QUIET, decoupled("quorum=3, grace=1 s")]
-    run = finished(jobs.run(noisy(CRASHES), *how, "rounds=4"))
+    run = jobs.run(noisy(CRASHES), *how, "rounds=4").finished()
     assert {failure.signal for failure in run.summary.failures} == {"SIGKILL"}
     order = taken(run)
     assert order.count("site-2") == 1 + 4
     # Up to a synced effect: of later answers, the files of the updates are gone by now.
     cut(run, max(record.effect for record in records(run) if record.round == 2))
     before = taken(run)
-    again = finished(jobs.go_on(run, noisy(CRASHES), *how, "rounds=4"))
+    again = jobs.go_on(run, noisy(CRASHES), *how, "rounds=4").finished()
     assert taken(again)[: len(before)] == before == order[: len(before)]
     assert again.summary.rounds_completed == 4
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from flows import finished
 from safetensors.torch import load_file
 from training_scripts import QUIET, of_kind, results
 
@@ -70,7 +69,7 @@ def train(jobs):
         workflow = f"workflow={{type={kind}, args={{{args}}}}}"
         counts = [f"clients.count={SITES}", f"rounds={rounds}", 'model.factory="model:Net"']
         how = [QUIET, *counts, workflow, *overrides]
-        return finished(jobs.run(script, *how, model=MODEL))
+        return jobs.run(script, *how, model=MODEL).finished()
 
     return run
 

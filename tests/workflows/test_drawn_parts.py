@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import torch
-from flows import finished
 from safetensors.torch import load_file
 from test_diloco import MODEL, PROCESSES, SCRIPT
 from training_scripts import QUIET, results
@@ -54,8 +53,8 @@ def test_a_round_changes_the_drawn_parts_alone_and_the_same_ones_anywhere(jobs):
     (jobs.folder / "drawn.py").write_text(DRAWN)
     kind = 'workflow.type="drawn.py:drawn"'
     how = [QUIET, kind, "clients.count=3", "rounds=4", 'model.factory="model:Net"']
-    inline = finished(jobs.run(SCRIPT, *how, model=MODEL))
-    shared = finished(jobs.run(SCRIPT, *how, PROCESSES, "clients.parallel=1", model=MODEL))
+    inline = jobs.run(SCRIPT, *how, model=MODEL).finished()
+    shared = jobs.run(SCRIPT, *how, PROCESSES, "clients.parallel=1", model=MODEL).finished()
     assert results(inline) == results(shared)
     models = [load_file(inline.directory.checkpoint(number)) for number in range(5)]
     layout, names = MemoryBody.of(models[0]).layout, tuple(models[0])

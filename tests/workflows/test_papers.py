@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from flows import finished
 from run_fixtures import Jobs
 from safetensors.numpy import load_file
 from training_scripts import plain
@@ -126,7 +125,7 @@ def feddyn(cohorts, sites):
     ("script", "alias"), [(OURS, "null"), (THEIRS, "nvflare")], ids=["ours", "NVFlare's"]
 )
 def test_model_and_control_of_scaffold_are_those_of_the_paper(jobs: Jobs, script, alias):
-    run = finished(jobs.run(script, *HOW, "rounds=3", f"train.alias={alias}", model=MODEL))
+    run = jobs.run(script, *HOW, "rounds=3", f"train.alias={alias}", model=MODEL).finished()
     x, c = scaffold(3, 3)
     np.testing.assert_allclose(load_file(run.directory.final_model)["weight"][0], x, rtol=1e-12)
     control = load_file(run.directory.checkpoints / "round-0003.control.safetensors")
@@ -137,7 +136,7 @@ def test_model_and_control_of_scaffold_are_those_of_the_paper(jobs: Jobs, script
 def test_the_model_of_feddyn_is_that_of_the_paper(jobs: Jobs):
     args = f"args{{feddyn_alpha={ALPHA}, key_metric=score}}"
     how = ("clients.count=5", "clients.per_round=3", "rounds=6")
-    run = finished(jobs.run(FEDDYN, f"workflow={{type=feddyn, {args}}}", *how, model=MODEL))
+    run = jobs.run(FEDDYN, f"workflow={{type=feddyn, {args}}}", *how, model=MODEL).finished()
     names = [f"site-{number}" for number in range(1, 6)]
     drawn = (sample_sites(names, 3, 7, number) for number in range(1, 7))
     theta = feddyn([[names.index(site) for site in cohort] for cohort in drawn], 5)

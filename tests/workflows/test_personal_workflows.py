@@ -1,7 +1,6 @@
 """Personal models: what stays at a site, and what it is good for."""
 
 import pytest
-from flows import finished
 from safetensors.torch import load_file
 from training_scripts import of_kind, plain
 
@@ -24,7 +23,7 @@ ADDS = plain(
 
 
 def test_fedper_keeps_the_head_at_each_site_and_leaves_that_of_the_global_model_alone(jobs):
-    run = finished(jobs.run(ADDS, FEDPER, "clients.min_updates=1", "rounds=3"))
+    run = jobs.run(ADDS, FEDPER, "clients.min_updates=1", "rounds=3").finished()
     first, last = load_file(run.directory.checkpoint(0)), load_file(run.directory.final_model)
     assert last["b"].equal(first["b"])
     assert not last["w"].equal(first["w"])
@@ -62,7 +61,7 @@ NOISE = plain(
 
 def test_ditto_trains_the_global_model_of_fedavg_and_another_one_at_each_site(jobs):
     run, plain = (
-        finished(jobs.run(NOISE, f"workflow={{type={kind}, args{{key_metric=mean}}}}"))
+        jobs.run(NOISE, f"workflow={{type={kind}, args{{key_metric=mean}}}}").finished()
         for kind in ("ditto", "fedavg")
     )
     assert run.summary.model.digest == plain.summary.model.digest

@@ -1,7 +1,7 @@
 """Private runs: epsilon in each round's record, and what ends or is refused for its sake."""
 
 import pytest
-from flows import finished, records, result
+from flows import records, result
 from safetensors.torch import load_file
 from training_scripts import QUIET, noisy
 
@@ -61,7 +61,9 @@ def test_the_job_ends_before_a_round_that_would_spend_too_much(jobs):
     once, twice = epsilon(accounting, {6: 1}), epsilon(accounting, {6: 2})
     # A later workflow of the job does not begin what the one before had to end.
     stages = "workflow=[{args.evaluate_every=0}, {args.evaluate_every=0}]"
-    run = finished(jobs.run(noisy(), *PRIVATE, f"stop_when=epsilon > {(once + twice) / 2}", stages))
+    run = jobs.run(
+        noisy(), *PRIVATE, f"stop_when=epsilon > {(once + twice) / 2}", stages
+    ).finished()
     assert [each.epsilon for each in run.summary.rounds] == [once]
     assert run.summary.ended_early.startswith(f"epsilon is {once:.4g} after round 1, and another")
     run = jobs.run(noisy(), *PRIVATE, f"stop_when=epsilon > {once / 2}", QUIET)

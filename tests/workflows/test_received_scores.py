@@ -1,7 +1,6 @@
 """Scores as NVFlare means them: what comes with an update is of the model that was received."""
 
 import pytest
-from flows import finished
 from safetensors.torch import load_file
 from training_scripts import cohorts, of_kind
 
@@ -85,7 +84,7 @@ def steps(run, site="site-1"):
 
 def test_metrics_of_an_update_score_the_model_that_was_received_until_that_suffices(jobs):
     how = ["rounds=9", 'stop_when="accuracy >= 1.75"', "workflow.args.evaluate_every=2"]
-    run = finished(jobs.run(RISES, *how, model=MODEL))
+    run = jobs.run(RISES, *how, model=MODEL).finished()
     # It stops after the fold that has shown the score.
     assert run.summary.rounds_completed == 4
     assert run.summary.ended_early == "accuracy reached 1.75 >= 1.75 in round 3"
@@ -103,7 +102,7 @@ def test_metrics_of_an_update_score_the_model_that_was_received_until_that_suffi
 
 def test_of_a_sampled_round_the_journal_has_the_scores_of_those_that_were_asked(jobs):
     how = ["rounds=3", "clients.count=5", "clients.per_round=2", "workflow.args.evaluate=received"]
-    run = finished(jobs.run(RISES, *how, model=MODEL))
+    run = jobs.run(RISES, *how, model=MODEL).finished()
     asked, scored = cohorts(run), of_kind(run, Evaluated)
     assert len(scored) == 3
     assert {len(each) for each in asked} == {2}
@@ -196,7 +195,7 @@ def test_a_learner_is_sent_evaluations_if_it_has_the_method(jobs, text, due):
 
 
 def test_in_cyclic_only_the_model_that_a_round_begins_with_is_scored(jobs):
-    run = finished(jobs.run(RISES, "workflow.type=cyclic", "rounds=2", model=MODEL))
+    run = jobs.run(RISES, "workflow.type=cyclic", "rounds=2", model=MODEL).finished()
     # Each of the two sites adds 1.0, then 0.5.
     assert scores(run) == {0: 0.0, 1: 2.0, 2: None}
     assert run.summary.best.round == 1

@@ -1,7 +1,7 @@
 """Which updates may become a model, and to what bits."""
 
 import pytest
-from flows import finished, models, records
+from flows import models, records
 from safetensors.torch import load_file
 from training_scripts import QUIET, adding, check_rounds_are_means, noisy, plain, took_part, trained
 
@@ -75,7 +75,7 @@ def test_updates_that_fail_or_turn_out_unsound_in_a_relay_change_nothing(jobs):
     deeds = {(site, 1): "raise KeyError('oops')" for site in ("site-1", "site-2")}
     deeds["site-1", 2] = "params['w'][3] = float('nan')"
     how = ["workflow.type=cyclic", "rounds=3", "checkpoints.keep=1", "clients.suspend_after=0"]
-    run = finished(jobs.run(adding(deeds), *how, QUIET))
+    run = jobs.run(adding(deeds), *how, QUIET).finished()
     failed = [(each.round, each.site) for each in run.summary.failures]
     assert failed == [(1, "site-1"), (1, "site-2"), (2, "site-1")]
     assert "tensor 'w' at [3] is nan" in run.summary.failures[-1].reason
@@ -153,7 +153,7 @@ def test_a_workflow_may_have_a_step_of_the_servers_own_which_a_resume_goes_on_wi
     (flows.jobs.folder / "beta").write_text("0.9")
     due = flows.jobs.run(noisy(), QUIET, "server_optimizer.type=fedavgm")
     run = flows.resume(flows.broken(text, QUIET), text, QUIET)
-    assert run.summary.model.digest == finished(due).summary.model.digest
+    assert run.summary.model.digest == due.finished().summary.model.digest
     for line, sentence in zip(flows.seen(), REFUSED_STEPS.values(), strict=True):
         assert sentence in line
     cut = flows.broken(text, QUIET)
@@ -185,5 +185,5 @@ def test_dilocos_outer_step_is_the_server_optimizer_and_the_identity_the_mean(
 ):
     text = OUTER.replace("RATE", str(rate)).replace("MOMENTUM", str(momentum))
     own = flows.finish(text, QUIET, script=noisy())
-    named = finished(flows.jobs.run(noisy(), QUIET, *due))
+    named = flows.jobs.run(noisy(), QUIET, *due).finished()
     assert own.summary.model.digest == named.summary.model.digest

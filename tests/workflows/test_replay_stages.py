@@ -1,7 +1,7 @@
 """Stages, random numbers, orders and logged values: what else goes on where a run is resumed."""
 
 import pytest
-from flows import finished, numbered, records, shape
+from flows import numbered, records, shape
 from training_scripts import QUIET, adding, of_kind
 
 from flstream.errors import UsageError
@@ -32,7 +32,7 @@ TWO = 'workflow=[{ type = "flow.py:first" }, { type = "flow.py:second" }]'
 
 def test_stages_share_journal_and_numbers_and_rounds_count_for_each(flows):
     flows.write(STAGES)
-    run = finished(flows.jobs.run(adding({}), TWO))
+    run = flows.jobs.run(adding({}), TWO).finished()
     rounds = ["fold", "evaluate"]
     cyclic = ["train", "adopt", "train", "adopt", "evaluate"]
     kinds = [*rounds, *rounds, "evaluate", *cyclic, *cyclic]
@@ -57,7 +57,7 @@ def test_a_condition_ends_a_stage_and_not_the_run(flows):
     # The first stage has the score of round 1; the second one those of rounds 2 and 3.
     script = adding({}, "[0.9, 0.5, 0.9][number - 1]")
     flows.write(STAGES.replace("run.evaluate(model))\n    for", "None)\n    for"))
-    run = finished(flows.jobs.run(script, TWO, "rounds=3", 'stop_when="accuracy >= 0.8"'))
+    run = flows.jobs.run(script, TWO, "rounds=3", 'stop_when="accuracy >= 0.8"').finished()
     assert [each.round for each in of_kind(run, EndedEarly)] == [1, 3]
     assert run.directory.final_model.samefile(run.directory.checkpoint(3))
     assert "in round 3" in run.summary.ended_early

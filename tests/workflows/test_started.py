@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flows import finished, numbered, records, result, shape
+from flows import numbered, records, result, shape
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
@@ -99,7 +99,7 @@ def test_a_training_in_flight_when_the_workflow_returns_is_cancelled(flows, engi
 def test_a_later_workflow_trains_the_sites_of_which_one_was_cancelled(flows):
     stages = 'workflow=[{type="flow.py:flow"}, {type=fedavg}]'
     flows.write(LEFT)
-    run = finished(flows.jobs.run(noisy(), stages, "rounds=1", "clients.parallel=1"))
+    run = flows.jobs.run(noisy(), stages, "rounds=1", "clients.parallel=1").finished()
     assert [each["round"] for each in run.summary.metrics] == [1, 2]
     assert [each.name for each in records(run)][-2:] == ["fold", "evaluate"]
 

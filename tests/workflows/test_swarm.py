@@ -142,8 +142,7 @@ def test_a_site_that_acknowledges_no_task_in_time_is_lost(jobs):
     blocks = 'if (site, number) == ("site-2", 1):\n    flare.send = blocked(flare.send)\n'
     args = "args{evaluate_every=0, start_task_timeout=2 s}"
     how = ["clients.min_updates=1", f"workflow={{type=swarm, {args}}}"]
-    run = jobs.run(prelude + noisy(blocks), *how)
-    assert run.summary.status == "finished", run.summary.error
+    run = jobs.run(prelude + noisy(blocks), *how).finished()
     (failure,) = run.summary.failures
     assert (failure.site, failure.round) == ("site-2", 2)
     assert "workflow.args.start_task_timeout" in failure.reason

@@ -63,8 +63,7 @@ def test_each_value_that_no_site_reads_in_its_first_task_is_warned_of_once(flows
     ],
 )
 def test_a_script_without_the_line_that_a_workflow_needs_is_warned_of(jobs, kind, name, reader):
-    run = jobs.run(adding({}), f"workflow={{type={kind}}}", "clients.parallel=1")
-    assert run.summary.status == "finished"
+    run = jobs.run(adding({}), f"workflow={{type={kind}}}", "clients.parallel=1").finished()
     [message] = warned(run)
     assert f"sends {name}" in message
     assert f"workflow.args.{name}" in message

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from flows import finished, records, result
+from flows import records, result
 from safetensors.torch import load_file
 from training_scripts import LARGE, QUIET, adding, noisy, plain, results
 
@@ -39,11 +39,11 @@ HOWS = [[PROCESSES, "clients.parallel=2"], [PROCESSES]]
 @pytest.mark.parametrize("kind", [[BUFFER], OVER, [BUFFER, LARGE]], ids=["buffer", "over", "large"])
 def test_workers_and_chunks_change_neither_bits_nor_times(jobs, kind):
     how = [VIRTUAL, "clients.count=5", "rounds=3", *kind]
-    alone = finished(jobs.run(noisy(), *how))
+    alone = jobs.run(noisy(), *how).finished()
     assert len(timeline(alone)) >= 3
     for settings in HOWS:
         chunk = "streaming.tensor_download_chunk_size=4 KiB"
-        other = finished(jobs.run(noisy(), *how, *settings, chunk))
+        other = jobs.run(noisy(), *how, *settings, chunk).finished()
         assert results(other) == results(alone)
         assert timeline(other) == timeline(alone)
     assert alone.summary.simulated_seconds == timeline(alone)[-1][2] / 1e9
@@ -102,7 +102,7 @@ def mixed(values, taken, weights):
 )
 def test_asynchronous_workflows_come_to_what_their_papers_say(jobs, kind, buffer, weight, fold):
     how = [VIRTUAL, QUIET, f"workflow={{type={kind}}}", "clients.count=5", "rounds=4", "seed=11"]
-    run = finished(jobs.run(adding({}), *how, "clients.per_round=4"))
+    run = jobs.run(adding({}), *how, "clients.per_round=4").finished()
     added, now = replayed(buffer, 4, 4, 5, weight, fold or mean_of_buffer)
     first = load_file(run.directory.checkpoints / "round-0000.safetensors")
     last = load_file(run.directory.final_model)
@@ -112,7 +112,7 @@ def test_asynchronous_workflows_come_to_what_their_papers_say(jobs, kind, buffer
 
 def test_an_update_that_is_too_old_is_left_out(jobs):
     kind = "workflow={type=fedasync, args{concurrency=4, max_staleness=0, evaluate_every=0}}"
-    run = finished(jobs.run(adding({}), VIRTUAL, kind, "clients.count=4", "rounds=3"))
+    run = jobs.run(adding({}), VIRTUAL, kind, "clients.count=4", "rounds=3").finished()
     folds = [result(each) for each in records(run) if each.name == "fold"]
     answers = [each for each in records(run) if each.name == "next"]
     assert len(folds) == 3 < len(answers)
@@ -120,8 +120,9 @@ def test_an_update_that_is_too_old_is_left_out(jobs):
 
 @pytest.mark.parametrize("kind", ["fedbuff, args{buffer_size=2}", "fedasync", "decoupled_diloco"])
 def test_a_site_that_always_fails_is_asked_no_more_though_failures_take_no_time(jobs, kind):
-    script = noisy("    if site == 'site-2': raise ValueError('broken')")
-    run = finished(jobs.run(script, VIRTUAL, QUIET, f"workflow={{type={kind}}}", "clients.count=4"))
+    script = noisy("if site == 'site-2': raise ValueError('broken')\nflare.work(3)")
+    how = [VIRTUAL, QUIET, f"workflow={{type={kind}}}", "time.work=declared"]
+    run = jobs.run(script, *how, "clients.count=4").finished()
     assert run.summary.benched == ["site-2"]
     assert [failure.site for failure in run.summary.failures] == ["site-2"] * 2
 
@@ -137,7 +138,7 @@ def test_devices_that_are_never_there_for_long_enough_end_the_run(jobs, monkeypa
 
 def test_several_updates_of_a_site_in_a_fold_are_counted(jobs):
     kind = "workflow={type=fedbuff, args{buffer_size=6, concurrency=3}}"
-    run = finished(jobs.run(adding({}), VIRTUAL, QUIET, kind, "clients.count=3", "rounds=2"))
+    run = jobs.run(adding({}), VIRTUAL, QUIET, kind, "clients.count=3", "rounds=2").finished()
     history = read_history(run.directory.events)
     assert sum(site.updates for site in history.sites.values()) == 12
     assert history.sites["site-1"].updates > 2
@@ -145,7 +146,7 @@ def test_several_updates_of_a_site_in_a_fold_are_counted(jobs):
 
 def test_a_limit_of_the_clock_is_a_failure_as_on_the_wall(jobs):
     how = [VIRTUAL, QUIET, "clients.count=3", "clients.min_updates=2", "rounds=3"]
-    run = finished(jobs.run(adding({}), *how, "clients.round_timeout=2.5 ms"))
+    run = jobs.run(adding({}), *how, "clients.round_timeout=2.5 ms").finished()
     assert run.summary.benched == ["site-3"]
     assert {(each.site, each.late) for each in run.summary.failures} == {("site-3", False)}
 
@@ -164,21 +165,21 @@ if site == "site-2" and not os.path.exists(mark):
 def test_a_process_that_dies_costs_no_simulated_time(jobs, kind, workers):
     how = [VIRTUAL, "clients.count=3", "rounds=2", PROCESSES, *workers, *kind]
     script = noisy(CRASHES)
-    run = finished(jobs.run(script, *how))
-    undisturbed = finished(jobs.run(noisy(), *how))
+    run = jobs.run(script, *how).finished()
+    undisturbed = jobs.run(noisy(), *how).finished()
     assert results(run) == results(undisturbed)
     assert timeline(run) == timeline(undisturbed)
     assert any("was started again: " in warning for warning in run.summary.warnings)
     assert not run.summary.failures
 
 
-def test_a_site_whose_process_dies_each_time_has_failed_when_it_had_the_model(jobs):
+def test_a_site_whose_process_dies_each_time_has_failed_after_one_example(jobs):
     script = noisy('import os\nif site == "site-2": os.kill(os.getpid(), 9)')
     how = [VIRTUAL, "clients.count=3", "clients.min_updates=2", "rounds=1", PROCESSES]
-    run = finished(jobs.run(script, *how))
+    run = jobs.run(script, *how).finished()
     [failure] = run.summary.failures
     assert (failure.site, failure.signal) == ("site-2", "SIGKILL")
-    assert timeline(run)[0][1:4] == (0, 3 * MS, {"site-1": MS, "site-2": 0, "site-3": 3 * MS})
+    assert timeline(run)[0][1:4] == (0, 3 * MS, {"site-1": MS, "site-2": MS, "site-3": 3 * MS})
 
 
 FLOW = """
@@ -222,7 +223,7 @@ def test_small_trainings_wait_together_until_a_worker_is_free(jobs):
     script = plain(first="flare.work(int(site[5:]))")
     kind = "workflow={type=fedbuff, args{buffer_size=20, concurrency=40}}"
     how = [VIRTUAL, PROCESSES, QUIET, kind, "clients.count=60", "clients.parallel=2", "rounds=4"]
-    run = finished(jobs.run(script, *how))
+    run = jobs.run(script, *how).finished()
     at_work = list[set[str]]()
     for event in Journal(run.directory.events):
         if isinstance(event, RoundStarted):
@@ -235,7 +236,7 @@ def test_small_trainings_wait_together_until_a_worker_is_free(jobs):
 
 def test_who_comes_too_late_has_no_part_in_the_round_and_keeps_its_old_state(jobs):
     how = [VIRTUAL, "clients.count=4", "rounds=2", *OVER[1:], "clients.per_round=2"]
-    run = finished(jobs.run(noisy(), *how))
+    run = jobs.run(noisy(), *how).finished()
     trained = [result(record) for record in records(run) if record.name == "train"]
     assert [len(each["sites"]) for each in trained] == [2, 2]
     for each in trained:
@@ -259,19 +260,19 @@ open(flare.system_info()["site_dir"] + "/deadline", "w").write(f"{time.seconds} 
 def test_sites_that_know_the_deadline_answer_with_a_part_of_the_work(jobs):
     script = adding({(f"site-{n}", 1): PARTS for n in (1, 2, 3)})
     how = ["clients.count=3", "rounds=1", "stragglers={policy=deadline, deadline=150 ms}"]
-    run = finished(jobs.run(script, VIRTUAL, *how))
+    run = jobs.run(script, VIRTUAL, *how).finished()
     assert not run.summary.failures
     assert timeline(run)[0][3] == {"site-1": 100 * MS, "site-2": 150 * MS, "site-3": 150 * MS}
     assert (run.directory.site("site-3") / "deadline").read_text() == "0.15 150.0"
     # On the wall, a site knows the seconds alone.
-    wall = finished(jobs.run(script, *how, "stragglers.deadline=30 s", PROCESSES))
+    wall = jobs.run(script, *how, "stragglers.deadline=30 s", PROCESSES).finished()
     assert (wall.directory.site("site-3") / "deadline").read_text() == "30.0 inf"
 
 
 def test_declared_work_stands_in_the_place_of_examples(jobs):
     script = adding({("site-1", 1): "flare.work(50)", ("site-2", 1): "flare.work(0.5)"})
-    run = finished(jobs.run(script, VIRTUAL, "clients.count=3", "rounds=1"))
-    assert timeline(run)[0][3] == {"site-1": 50 * MS, "site-2": MS // 2, "site-3": 3 * MS}
+    run = jobs.run(script, VIRTUAL, "clients.count=3", "rounds=1").finished()
+    assert timeline(run)[0][3] == {"site-1": 50 * MS, "site-2": MS, "site-3": 3 * MS}
 
 
 def test_code_that_has_to_declare_its_work_and_does_not_has_failed(jobs):
@@ -283,15 +284,15 @@ def test_code_that_has_to_declare_its_work_and_does_not_has_failed(jobs):
 def test_a_private_round_that_ends_early_has_the_noise_of_those_who_came(jobs):
     private = "privacy={type=central, noise_multiplier=0.25, sampling=without_replacement}"
     how = [VIRTUAL, *OVER, private, "clients.count=5", "rounds=2"]
-    run = finished(jobs.run(noisy(), *how))
-    other = finished(jobs.run(noisy(), *how, PROCESSES, "clients.parallel=2"))
+    run = jobs.run(noisy(), *how).finished()
+    other = jobs.run(noisy(), *how, PROCESSES, "clients.parallel=2").finished()
     assert results(run) == results(other)
     assert run.summary.privacy.epsilon > 0
 
 
 def test_a_private_round_that_nobody_was_drawn_for_takes_no_time(jobs):
     how = [VIRTUAL, "privacy={type=central, noise_multiplier=0.25}", "clients.per_round=1"]
-    run = finished(jobs.run(noisy(), *how, "clients.count=8", "rounds=5", "seed=0"))
+    run = jobs.run(noisy(), *how, "clients.count=8", "rounds=5", "seed=0").finished()
     first, *_, last = timeline(run)
     assert (first[0] > 1, first[1]) == (True, 0)  # the first round's effect has trained nobody
     assert run.summary.simulated_seconds == last[2] / 1e9
@@ -327,8 +328,8 @@ def test_measured_work_is_journaled_and_a_resumed_run_keeps_to_it(flows):
 )
 def test_other_workflows_know_the_clock_too(jobs, kind):
     how = [VIRTUAL, f"workflow={{type={kind}}}", "clients.count=4", "rounds=2"]
-    run = finished(jobs.run(adding({}), *how))
-    wall = finished(jobs.run(adding({}), *how[1:]))
+    run = jobs.run(adding({}), *how).finished()
+    wall = jobs.run(adding({}), *how[1:]).finished()
     assert results(run) == results(wall)
     each_round = sum(range(1, 5)) if kind.startswith("cyclic") else 4
     assert Fraction(run.summary.simulated_seconds).limit_denominator(10**6) == Fraction(
@@ -339,15 +340,15 @@ def test_other_workflows_know_the_clock_too(jobs, kind):
 @pytest.mark.parametrize("engine", [[], [PROCESSES, "clients.parallel=2"]])
 def test_a_policy_goes_for_swarm_whose_updates_then_pass_by_the_server(jobs, engine):
     how = [VIRTUAL, *OVER, "workflow.type=swarm", "clients.count=4", "rounds=2"]
-    run = finished(jobs.run(adding({}), *how, *engine))
-    plain = finished(jobs.run(adding({}), *how[:3], "clients.count=4", "rounds=2", *engine))
+    run = jobs.run(adding({}), *how, *engine).finished()
+    plain = jobs.run(adding({}), *how[:3], "clients.count=4", "rounds=2", *engine).finished()
     assert run.summary.model.digest == plain.summary.model.digest
 
 
 def test_on_the_wall_the_first_answers_count_and_the_rest_is_not_waited_for(jobs):
     waits = "import threading\nif site == 'site-3': threading.Event().wait(600)"
     how = ["clients.count=3", "clients.per_round=2", PROCESSES, "rounds=1"]
-    run = finished(jobs.run(noisy(waits), *how, OVER[1]))
+    run = jobs.run(noisy(waits), *how, OVER[1]).finished()
     [failure] = run.summary.failures
     assert failure.site == "site-3"
     assert failure.reason.endswith("(stragglers.policy = over_selection)")
@@ -355,7 +356,7 @@ def test_on_the_wall_the_first_answers_count_and_the_rest_is_not_waited_for(jobs
 
 
 def test_the_journal_has_no_times_on_the_wall(jobs):
-    run = finished(jobs.run(noisy(), "rounds=1"))
+    run = jobs.run(noisy(), "rounds=1").finished()
     assert timeline(run) == []
     assert all(isinstance(each, EffectDone) for each in records(run))
     assert "simulated_seconds" not in run.directory.summary.read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flstream.recipe.components import COMPONENTS
+from flstream.recipe.nvflare import COMPONENTS
 from flstream.recipe.nvflare_table import CLASSES
 
 _RECIPE, _TRANSFER = "flstream.recipe", "flstream.compat.nvflare.transfer"
