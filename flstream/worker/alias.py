@@ -243,14 +243,14 @@ def client_names() -> dict[str, dict[str, Any]]:
     """Return what training code imports from NVFlare: objects by module and name."""
     modules = {name: importlib.import_module(ours) for name, ours in ALIASES.items()}
     names = {
-        name: {each: getattr(module, each) for each in vars(module)["__all__"]}
+        name: {member: getattr(module, member) for member in vars(module)["__all__"]}
         for name, module in modules.items()
     }
     for listed in names.values():
         if "receive" in listed:
             listed["receive"] = _receive
     for name, objects in NAMES.items():
-        names[name] = {each.__name__: each for each in objects}
+        names[name] = {member.__name__: member for member in objects}
     names["app_common.aggregators.model_aggregator"] = {"ModelAggregator": _AGGREGATOR}
     names["app_opt.pt.fedproxloss"] = {"PTFedProxLoss": fedprox_loss()}
     return names
