@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from rows import MIB, Part, Row, measure_parts
 
-from flstream.streaming.api import add_arrays, download_arrays
+from flstream.streaming.api import add_tensors, download_tensors
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.wire import (
@@ -86,7 +86,7 @@ def _honest(control: Any, sock: socket.socket, nbytes: int) -> None:
     while True:
         token = control.recv()
         began = time.perf_counter()
-        status, _ = download_arrays(receiver, token, into=into)
+        status, _ = download_tensors(receiver, token, into=into)
         assert status.ok, status.reason
         control.send(time.perf_counter() - began)
 
@@ -114,7 +114,7 @@ def _beside(
 
 def _download(service: DownloadService, control: Any, arrays: dict[str, Any]) -> float:
     """Return the seconds of one honest download."""
-    ref = add_arrays(service, arrays, ["honest"])
+    ref = add_tensors(service, arrays, ["honest"])
     control.send(ref.token)
     seconds = float(control.recv())
     assert ref.wait(60).ok
@@ -137,7 +137,7 @@ def _attack(service: DownloadService, requests: Requests) -> Iterator[None]:
     array = np.ones((16, ATTACKED_BYTES // 16), np.uint8).T
     many = {f"layer.{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     offered = many if requests is ATTACKS["layouts"] else {"a": array}
-    ref = add_arrays(service, offered, ["attacker", "nobody"])
+    ref = add_tensors(service, offered, ["attacker", "nobody"])
     flood = [request for n in range(1, 51) for request in requests(n, ref.token, array.nbytes)]
     greeting = pack_message(Hello(VERSION))
     packets = b"".join(pack_message(request) for request in flood)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from flstream.report.table import Column, Table
 from flstream.report.table import Row as TableRow
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import machine_facts
 from flstream.units import format_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -137,7 +137,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> str:
     """Return the versions of the libraries, the system and the machine in words."""
-    return ", ".join(" ".join(fact) for fact in this_machine().in_words().items())
+    return ", ".join(" ".join(fact) for fact in machine_facts().items())
 
 
 def by_name(*parts: Callable[[Path, int], Iterator[Row]]) -> dict[str, Part]:

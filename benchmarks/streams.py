@@ -23,7 +23,7 @@ from flstream.model.checkpoint import FileSource
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, Source, views_of
-from flstream.streaming.api import download_arrays, download_file
+from flstream.streaming.api import download_file, download_tensors
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
@@ -268,7 +268,7 @@ def _receive(link: Link, runs: list[Run], folder: Path) -> Received:
                     remote.read(start, stop, buffer.take(stop - start))
                 remote.close()
             case "new memory":
-                status, _ = download_arrays(receiver, token)
+                status, _ = download_tensors(receiver, token, framework="numpy")
             case "existing memory":
                 with RemoteSource(receiver, token, DEFAULTS) as remote:
                     remote.deliver(existing(remote.layout))

@@ -72,15 +72,6 @@ class FoldRule:
             return own
         return float(self.weights[place] if isinstance(self.weights, Sequence) else self.weights)
 
-    def plain(self) -> list[Any]:
-        """Return the rule in the form that the arguments of an effect have."""
-        weights: Any = self.weights
-        if isinstance(weights, Sequence):
-            weights = [float(weight) for weight in weights]
-        elif weights is not None:
-            weights = float(weights)
-        return [weights, self.normalise, float(self.scale), self.base]
-
 
 class ServerStep:
     """Step of the server along the aggregate's difference from the model, for floats.
@@ -103,11 +94,6 @@ class ServerStep:
     def name(self) -> str:
         """Name of the step, for messages."""
         return type(self).__name__
-
-    def plain(self) -> list[Any]:
-        """Return the step in the form that the arguments of an effect have."""
-        fields: Any = self
-        return [self.name, asdict(fields), list(self.moments)]
 
     def initial(self, moment: str) -> float:
         """Return the value of a moment before the first fold."""

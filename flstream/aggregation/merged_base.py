@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flstream.aggregation.low_rank import Factors, on_one_thread
+from flstream.codecs.blocks import Blockwise
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.digests import BodyDigest
+from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.dtypes import FLOATS, load, numbers_in, store, unit
 from flstream.model.layout import TensorInfo
 from flstream.model.lora import layer_in_base, residual_pair
@@ -21,7 +21,6 @@ from flstream.model.source import Scratch, view_of
 
 # Numbers of a weight that are changed at a time: with their change and its factors, a few MiB.
 _MOST_NUMBERS = 1 << 18
-_COPIED_BYTES = 2 << 20
 
 
 class Scaling(NamedTuple):
@@ -82,23 +81,18 @@ def write_merged_base(
         CheckpointError: The disk does not take it, or a sum is not finite.
     """
     changes = _changes(base, residual, scaling)
-    scratch, digest = Scratch(), BodyDigest(base.layout)
-    with FileSink(path, base.layout, base.metadata) as sink:
-        for spec in base.layout.tensors:
-            change = changes.get(spec.name)
-            step = _COPIED_BYTES if change is None else _rows(spec) * _row_bytes(spec)
-            for start in range(spec.start, spec.stop, step):
-                stop = min(start + step, spec.stop)
-                data = view_of(base, start, stop, scratch)
-                if change is not None:
-                    first = (start - spec.start) // _row_bytes(spec)
-                    count = (stop - start) // _row_bytes(spec)
-                    data = _added(spec, data, change, first, count)
-                sink.write(start, data)
-                digest.update([data])
-                check()
-        sink.finish()
-    return digest.hexdigest()
+    weights = {name: base.layout.by_name[name] for name in changes}
+    sizes = {name: _rows(spec) * _row_bytes(spec) for name, spec in weights.items()}
+    scratch = Scratch()
+
+    def fill(spec: TensorInfo, index: int, out: memoryview) -> None:
+        check()
+        offset, row = index * sizes[spec.name], _row_bytes(spec)
+        start = spec.start + offset
+        data = view_of(base, start, start + len(out), scratch)
+        _add(spec, data, changes[spec.name], offset // row, len(out) // row, out)
+
+    return write_checkpoint(path, Blockwise(base, base.layout, sizes, fill), base.metadata)
 
 
 def _changes(base: FileSource, residual: FileSource, scaling: Scaling) -> dict[str, Factors]:
@@ -140,22 +134,19 @@ def _rows(spec: TensorInfo) -> int:
     return max(_MOST_NUMBERS // max(spec.shape[1], 1), 1)
 
 
-def _added(
-    spec: TensorInfo, data: memoryview, change: Factors, first: int, count: int
-) -> memoryview:
-    """Return rows of a weight with their change."""
+def _add(
+    spec: TensorInfo, data: memoryview, change: Factors, first: int, count: int, out: memoryview
+) -> None:
+    """Write rows of a weight with their change."""
     with on_one_thread() as torch:
         rows = torch.from_numpy(change.left[first : first + count])
         more = (rows @ torch.from_numpy(change.right)).numpy()
     numbers = np.empty(more.size)
     load(numbers_in(spec.dtype, data), numbers)
     numbers += more.reshape(-1)
-    out = memoryview(bytearray(len(data)))
-    target = numbers_in(spec.dtype, out)
     with np.errstate(over="ignore", invalid="ignore"):
-        store(numbers, target)
+        store(numbers, numbers_in(spec.dtype, out))
     if not np.isfinite(numbers).all():
         raise CheckpointError(
             f"tensor {spec.name!r} of the base would not be finite; lower the learning rate"
         )
-    return out

@@ -6,7 +6,6 @@ All updates count alike: a weight that a site chooses itself would let it choose
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -14,36 +13,18 @@ import numpy as np
 from flstream.aggregation.elements import Array
 from flstream.aggregation.methods import Combination, CoordinateFold
 
-Trim = Callable[[int], int]
-"""Function from the number of values to how many of them are left out at each end."""
-
 
 def median(updates: int) -> Combination:
-    """Make the median."""
-    return CoordinateFold(partial(trimmed_mean, trim=median_trim)), None
+    """Make the median: the mean of the one or two values in the middle."""
+    return trimmed(updates, 0.5)
 
 
 def trimmed(updates: int, trim: float) -> Combination:
     """Make the mean without a fraction of the values at each end."""
-    return CoordinateFold(partial(trimmed_mean, trim=fraction_trim(trim))), None
+    return CoordinateFold(partial(trimmed_mean, trim=trim)), None
 
 
-def median_trim(count: int) -> int:
-    """Return the trim of the median, the mean of the one or two values in the middle."""
-    return (count - 1) // 2
-
-
-def fraction_trim(fraction: float) -> Trim:
-    """Return the trim of a fraction below 0.5 at each end, rounded down."""
-
-    def trim(count: int) -> int:
-        # In binary, a fraction such as 0.2 is a little more or less: 5 x 0.2 is meant to be 1.
-        return min(math.floor(round(count * fraction, 9)), median_trim(count))
-
-    return trim
-
-
-def trimmed_mean(values: Array, weights: Array, *, trim: Trim) -> Array:
+def trimmed_mean(values: Array, weights: Array, *, trim: float) -> Array:
     """Average each coordinate's values without the smallest and the largest.
 
     All are ranked and averaged in float64, and rounded once; integers half to even. The parts of
@@ -52,10 +33,16 @@ def trimmed_mean(values: Array, weights: Array, *, trim: Trim) -> Array:
     :data:`flstream.aggregation.methods.Combine`.
     """
     values.sort(axis=0)
-    left_out = trim(len(values))
-    middle = values[left_out : len(values) - left_out]
+    ends = left_out(len(values), trim)
+    middle = values[ends : len(values) - ends]
     total: Array = middle[0]
     for row in middle[1:]:
         np.add(total, row, out=total)
     np.divide(total, len(middle), out=total)
     return total
+
+
+def left_out(count: int, fraction: float) -> int:
+    """Return how many values a fraction is at each end, rounded down; not all."""
+    # In binary, a fraction such as 0.2 is a little more or less: 5 x 0.2 is meant to be 1.
+    return min(math.floor(round(count * fraction, 9)), (count - 1) // 2)

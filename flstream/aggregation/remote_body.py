@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flstream.aggregation.update import naming
-from flstream.errors import FlstreamError, UpdateRefusedError
+from flstream.errors import FlstreamError
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
@@ -27,7 +27,7 @@ class RemoteBody:
         settings: Settings of the transfer.
         base: The model that it was trained from, for what is the same in it; None for none.
         check: Called with its layout before all of it is fetched at once, which a whole message is;
-            returns why it does not fit the model, or None.
+            refuses one that does not fit the model.
         decoder_for: Function from its layout to the decoder of its frames; None is for none.
     """
 
@@ -38,7 +38,7 @@ class RemoteBody:
         token: bytes,
         settings: StreamSettings,
         base: Source | None,
-        check: Callable[[Layout], str | None],
+        check: Callable[[Layout], None],
         decoder_for: Callable[[Layout], Coder | None] = lambda layout: None,
     ) -> None:
         self._site = site
@@ -80,8 +80,7 @@ class RemoteBody:
             if settings.chunk_size == 0:
                 # As the old way does: every update whole, in this process's memory, until all of
                 # them have been folded.
-                if difference := self._check(remote.layout):
-                    raise UpdateRefusedError(self._site, f"does not fit the model: {difference}")
+                self._check(remote.layout)
                 whole = memoryview(bytearray(remote.layout.nbytes))
                 if whole:
                     remote.read(0, len(whole), whole)

@@ -27,7 +27,7 @@ from flstream.runs.summary import Summary
 from flstream.simulation.forecast import available_in
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import machine_facts, processor_name
 from flstream.units import format_bytes
 
 # Weights of two models that are compared at a time: 4 MiB of each.
@@ -129,7 +129,7 @@ def document(plan: BenchPlan, results: Sequence[CaseResult]) -> dict[str, Any]:
     keys = ("model_bytes", "clients", "tensors", "rounds", "repeat")
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": asdict(this_machine()),
+        "machine": {**machine_facts(), "processor": processor_name()},
         "plan": {key: getattr(plan, key) for key in keys},
         "results": [
             {

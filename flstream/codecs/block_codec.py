@@ -101,7 +101,7 @@ def codec_code(what: str, where: str) -> Iterator[None]:
         yield
     except FlstreamError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CodecError(
             f"{what} raised {type(error).__name__} {where}: {error}; mend the codec"
         ) from error

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from flstream.errors import UpdateRefusedError
 from flstream.job.code import make
 from flstream.job.codecs import CodecPlan
 from flstream.model.layout import Layout
@@ -120,19 +121,24 @@ class UpdateForm:
 
         return FrameCoder(self.codecs.frames, layout, self.model, self.name)
 
-    def difference(self, sent: Layout, *, partial: bool) -> str | None:
-        """Describe how a layout that a site sent differs from an update's, if it does.
+    def expect_fit(self, site: str, sent: Layout, *, partial: bool) -> None:
+        """Refuse an update that is not of the model, before any of its bytes are fetched.
 
         Args:
-            sent: Layout of what was sent.
+            site: Name of the site that sends it.
+            sent: Its layout.
             partial: Whether it may lack tensors of the model.
+
+        Raises:
+            UpdateRefusedError: It has other tensors than the model.
         """
         layout = self.model.layout
         if partial:
             layout = layout.subset(sent.by_name, sent.aliases)
         if self.codec is not None:
             layout = self.codec.encoded(layout)
-        return layout.difference(sent)
+        if difference := layout.difference(sent):
+            raise UpdateRefusedError(site, f"does not fit the model: {difference}")
 
     def decoded(self, sent: Source, params_type: Literal["FULL", "DIFF"]) -> Source:
         """Return an update whose bytes are as the site sent them.

@@ -241,7 +241,7 @@ class FrameCoder:
             raise CodecError(f"{self._place(start, stop)}, {error}") from error
         except FlstreamError:
             raise
-        except Exception as error:  # it may be the user's code
+        except (Exception, SystemExit) as error:  # it may be the user's code
             raise CodecError(
                 f"the codec {self._codec.name} raised {type(error).__name__} at "
                 f"{self._place(start, stop)}: {error}; mend the codec"

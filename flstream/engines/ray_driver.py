@@ -31,7 +31,7 @@ from flstream.errors import FlstreamError, SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import NodeJoined, NodeLost, NodeMeasured, NodesAwaited, Warned
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import processor_name, versions
 from flstream.text import MOST_OF_AN_ERROR, brief_names, quotable
 from flstream.transport.channel import Channel
 from flstream.transport.tcp import Admission, TcpListener
@@ -262,7 +262,7 @@ class _Driver:
 
     async def _follow(self, node: _Node, identity: str) -> None:
         """Start an actor on a node, and follow its workers until it is lost."""
-        engine, machine = self._job.engine, this_machine()
+        engine = self._job.engine
         try:
             # The actor takes the CPUs and GPUs of all workers there, and deals out the GPUs.
             options = ray.remote(NodeHost).options(
@@ -272,13 +272,13 @@ class _Driver:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False),
             )
             node.actor = options.remote()
-            processor = await node.actor.describe.remote(self._run, self._nonce, machine.versions)
+            processor = await node.actor.describe.remote(self._run, self._nonce, versions())
             node.is_preparing = True
             await node.actor.prepare.remote(node.name, self._job, self._run)
             node.is_preparing = False
             node.is_ready, self._changed_at = True, time.monotonic()
             self._note_change()
-            other = processor if processor != machine.processor else ""
+            other = processor if processor != processor_name() else ""
             self._server.send(NodeJoined(node=node.name, cpus=node.room, other_processor=other))
             while True:
                 watched, node.watched = node.watched, []

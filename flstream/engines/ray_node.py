@@ -30,7 +30,7 @@ from flstream.errors import SimulationError, UsageError
 from flstream.job import Job
 from flstream.runs.run_directory import RunDirectory
 from flstream.telemetry.events import BaseReady
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import processor_name, versions
 from flstream.telemetry.memory import MemorySampler, NodeMemory
 
 # Seconds after which a poll is answered if no worker has ended.
@@ -40,7 +40,7 @@ _IMPORT_SECONDS = 120.0
 # Seconds without a poll after which the run is taken to be gone.
 _ORPHANED_SECONDS = 8.0
 # Libraries whose versions decide bits, and flstream, whose messages have to agree.
-_EQUAL = ("flstream", "python", "torch", "numpy")
+_EQUAL = ("flstream", "Python", "torch", "numpy")
 _BASE_BUILDER = "flstream.simulation.base_builder:built_here"
 # Seconds for the base to be built or read.
 _BASE_SECONDS = 3600.0
@@ -55,11 +55,11 @@ class NodeHost:
         self._workers: dict[str, Process] = {}
         self._is_polled = threading.Event()
 
-    def describe(self, run: RunDirectory, nonce: str, versions: Mapping[str, str]) -> str:
+    def describe(self, run: RunDirectory, nonce: str, expected: Mapping[str, str]) -> str:
         """Return the name of the processor of a node that can be used."""
-        machine, copy = this_machine(), os.getcwd()
+        found, copy = versions(), os.getcwd()
         for library in _EQUAL:
-            own, theirs = machine.versions.get(library, "none"), versions.get(library, "none")
+            own, theirs = found.get(library, "none"), expected.get(library, "none")
             if own != theirs:
                 raise SimulationError(
                     f"it has {library} {own}, and the run {theirs}; install the same, since other "
@@ -71,7 +71,7 @@ class NodeHost:
         ray = Path(sys.modules["ray"].__file__ or "").resolve().parent
         paths = [path for path in sys.path if not Path(path).resolve().is_relative_to(ray)]
         sys.path[:] = [path for path in paths if path != copy]
-        return machine.processor
+        return processor_name()
 
     def prepare(self, name: str, job: Job, run: RunDirectory) -> None:
         """Get ready to start workers: make imports, and build the base that they map."""

@@ -88,9 +88,7 @@ def open_npz(path: Path) -> CheckpointFile:
     source = _Arrays(path, Layout(specs))
     size = path.stat().st_size
     header = size - (source.layout.nbytes if is_stored else stored)
-
-    facts = ["every member is an array of numbers with the bytes that its dtype and shape take"]
-    return CheckpointFile(path, "npz", source, {}, header, size, (path,), facts)
+    return CheckpointFile(path, "npz", source, {}, header, size, (path,))
 
 
 def _describe(
@@ -165,9 +163,7 @@ def open_torch(path: Path) -> CheckpointFile:
         raise LayoutError(f"{path}: {error}") from error
     size = path.stat().st_size
     data = [m.file_size for m in members if re.fullmatch(r"[^/]+/data/[^/]+", m.filename)]
-
-    facts = ["its pickle names nothing but tensors and plain values, and no code was run"]
-    return CheckpointFile(path, "torch", body, metadata, size - sum(data), size, (path,), facts)
+    return CheckpointFile(path, "torch", body, metadata, size - sum(data), size, (path,))
 
 
 def _load(path: Path) -> Any:

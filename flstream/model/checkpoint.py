@@ -415,14 +415,16 @@ def unnamed_file(layout: Layout, folder: Path) -> BodyFile:
         ) from error
 
 
-def write_checkpoint(path: Path, source: Source, metadata: Mapping[str, str] | None = None) -> str:
-    """Copy a source into a new, durable checkpoint, and return the digest of its body.
+def write_checkpoint(
+    path: Path, source: Source, metadata: Mapping[str, str] | None = None, *, durable: bool = True
+) -> str:
+    """Copy a source into a new checkpoint, and return the digest of its body.
 
     Raises:
         CheckpointError: The file cannot be written.
     """
     digest = BodyDigest(source.layout)
-    with FileSink(path, source.layout, metadata) as sink:
+    with FileSink(path, source.layout, metadata, durable=durable) as sink:
         copy(source, sink, digest=digest)
         sink.finish()
     return digest.hexdigest()

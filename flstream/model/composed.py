@@ -117,14 +117,16 @@ def part_of(source: Source, names: Collection[str]) -> Source:
     return composed(places, ties)
 
 
-def arranged(source: Source) -> ComposedSource:
-    """Compose all tensors of a source in the order of :meth:`Layout.of`.
+def arranged(source: Source) -> Source:
+    """Return all tensors of a source in the order of :meth:`Layout.of`: itself, if it has that.
 
     Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
     bytes, so ties between them are dropped.
     """
     places: dict[str, Place] = {}
     ties: dict[str, str] = {}
+    if source.layout.is_canonical:
+        return source
     for name, names in source.layout.all_names.items():
         info = source.layout.by_name[name]
         first, *others = sorted(names)

@@ -40,7 +40,7 @@ class CheckpointFile:
         header_bytes: Bytes of the file, or of all files together, that are not tensors.
         file_bytes: Length in bytes of the file, or of all files together.
         files: Paths of the files that have the tensors.
-        facts: Checks made when the file was opened, a sentence each.
+        notes: How an index agrees with its shards, a sentence each; none for other files.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class CheckpointFile:
     header_bytes: int
     file_bytes: int
     files: Sequence[Path]
-    facts: Sequence[str]
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse a file that declares more tensors than it can hold."""
@@ -84,7 +84,8 @@ class CheckpointFile:
         from flstream.model.archives import check_members
 
         archives = (path for path in self.files if path.suffix.lower() in _ARCHIVES)
-        return [*self.facts, *map(check_members, archives)]
+        sound = "every tensor has the bytes that its dtype and shape take, within the file"
+        return [sound, *self.notes, *map(check_members, archives)]
 
 
 def open_checkpoint(path: Path) -> CheckpointFile:
@@ -108,14 +109,8 @@ def open_checkpoint(path: Path) -> CheckpointFile:
         return open_npz(path) if suffix == ".npz" else open_torch(path)
     source = FileSource(path)
     header, size = source.header_bytes, source.layout.nbytes
-    facts = [
-        f"the header of {header} bytes lies within the file and is well-formed",
-        "every tensor has the bytes that its dtype and shape take",
-        f"the tensors cover the {size} bytes behind the header, with no overlap and no hole",
-    ]
-    metadata = source.metadata
     return CheckpointFile(
-        path, "safetensors", source, metadata, header, header + size, (path,), facts
+        path, "safetensors", source, source.metadata, header, header + size, (path,)
     )
 
 
@@ -147,11 +142,10 @@ def _open_shards(path: Path) -> CheckpointFile:
 
     total, nbytes = metadata.get("total_size", ""), source.layout.nbytes
     agrees = "as" if total == str(nbytes) else f"where it says {total}, not as"
-    facts = [
+    notes = [
         f"every tensor of the index is in its shard, of {len(shards)}",
         *([f"the shards have {further} more that the index does not name"] if further else ()),
         *([f"the tensors take {nbytes} bytes, {agrees} the index says"] if total else ()),
-        *(f"{name}: {fact}" for name, shard in shards.items() for fact in shard.facts),
     ]
     size = path.stat().st_size
     return CheckpointFile(
@@ -162,7 +156,7 @@ def _open_shards(path: Path) -> CheckpointFile:
         size + sum(shard.header_bytes for shard in shards.values()),
         size + sum(shard.file_bytes for shard in shards.values()),
         tuple(shard.path for shard in shards.values()),
-        facts,
+        notes,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from flstream.errors import WorkflowError
 from flstream.text import brief_names
@@ -42,14 +42,6 @@ Selection = tuple[str | Part, ...]
 """Regular expressions that match whole names of tensors, and parts."""
 
 
-def plain_selection(selection: Selection) -> list[Any]:
-    """Return a selection in the form that the arguments of an effect have."""
-    return [
-        [entry.index, entry.count, entry.order] if isinstance(entry, Part) else entry
-        for entry in selection
-    ]
-
-
 class ModelParts(NamedTuple):
     """Tensors of a model that the sites of a training are sent, and send back.
 
@@ -64,18 +56,10 @@ class ModelParts(NamedTuple):
     send: Selection | None = None
     late: Selection | None = None
 
-    def plain(self) -> dict[str, list[Any]]:
-        """Return the parts in the form that the arguments of an effect have."""
-        return {
-            name: plain_selection(selection)
-            for name, selection in self._asdict().items()
-            if selection is not None
-        }
-
-
-def selection_of_plain(plain: Iterable[Any]) -> Selection:
-    """Return a selection of the form that the arguments of an effect have."""
-    return tuple(Part(*entry) if isinstance(entry, list) else entry for entry in plain)
+    @property
+    def by_name(self) -> dict[str, Selection]:
+        """The selections by name, of those that are not all tensors."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def selected_names(

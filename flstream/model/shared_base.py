@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from flstream.errors import CheckpointError, ClientError, ModelError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
+from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.layout import Layout, TensorInfo
 from flstream.model.mapped import ALIGNMENT, MappedModel
@@ -144,9 +143,7 @@ def write_base(module: torch.nn.Module, metadata: Mapping[str, str]) -> tuple[st
     digest = _digest(body, metadata)
     with locked(digest):
         if not is_sound(digest):
-            with FileSink(base_file(digest), body.layout, metadata) as sink:
-                copy(body, sink)
-                sink.finish()
+            write_checkpoint(base_file(digest), body, metadata)
             base_file(digest).chmod(0o444)
     return digest, body.layout
 

@@ -80,11 +80,11 @@ def fold(
         "updates": to_fold.arguments,
     }
     if rules:
-        arguments["rules"] = {body: body_rule.plain() for body, body_rule in rules.items()}
+        arguments["rules"] = rules
     if at is not None:
         arguments["at"] = list(at)
     if step is not None:
-        arguments["step"] = step.plain()
+        arguments["step"] = [step.name, step, list(step.moments)]
     if code is not None:
         arguments["tensors"] = list(code.plain)
     request = f"fold(model {model.version}, {to_fold.request})"
@@ -180,8 +180,7 @@ def merge(state: RunState, model: Model) -> Model:
 def _fitting(state: RunState, path: Path, model: Model) -> Source:
     """A file's tensors in the order of bodies, which must be those of a model."""
     try:
-        file = FileSource(path)
-        source = file if file.layout.is_canonical else arranged(file)
+        source = arranged(FileSource(path))
         difference = state.store.source(model).layout.difference(source.layout)
     except CheckpointError as error:
         flaw = f"run.store() was given a file that is no model: {error}"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import msgspec
 
+from flstream.model.selection import Selection
+
 if TYPE_CHECKING:
     from flstream.server.training import SiteTraining
 
@@ -204,7 +206,7 @@ class ProgramOutline(msgspec.Struct):
         moments: Names of the values that its own step of the server keeps for each number.
         has_replicas: Whether sites train on with a model and an optimizer of their own.
         parts: For each training of parts of a model: how many sites train, and the tensors that
-            they receive, send and are sent late, in the form of an effect's arguments.
+            they receive, send and are sent late.
         misfit: Sentence on a key of the job that rules out what it does; empty for none.
         flaw: Why the program could not be run to its end without doing anything; empty if it was.
     """
@@ -220,7 +222,7 @@ class ProgramOutline(msgspec.Struct):
     own: dict[str, Any] = {}
     moments: list[str] = []
     has_replicas: bool = False
-    parts: list[tuple[int, dict[str, list[Any]]]] = []
+    parts: list[tuple[int, dict[str, Selection]]] = []
     combines: bool = False
     merges: bool = False
     in_flight: int = 0

@@ -292,7 +292,7 @@ class TrainingEffects:
             "timeout": timeout,
             "meta": message,
             **others,
-            **parts.plain(),
+            **parts.by_name,
         }
         seconds = state.context.job.clients.round_timeout if timeout is None else float(timeout)
         # Of which sites have to know what they received last.
@@ -317,7 +317,7 @@ class TrainingEffects:
         """Refuse parts of a model where something else takes it whole."""
         if parts == WHOLE_MODEL:
             return
-        argument = next(iter(parts.plain()))
+        argument = next(iter(parts.by_name))
         if beside := self._state.store.bodies(model):
             raise WorkflowError(
                 f"run.{method}() was given {argument}, and the model has the body {beside[0]!r} "

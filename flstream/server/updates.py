@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,12 +17,10 @@ from flstream.aggregation.remote_body import RemoteBody
 from flstream.aggregation.update import UpdateSource
 from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError, LayoutError, StreamingError, UpdateRefusedError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
+from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.descriptors import sync_directory
-from flstream.model.digests import BodyDigest, body_digest
+from flstream.model.digests import body_digest
 from flstream.model.header import parse_header
-from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource
 from flstream.model.source import Source
 from flstream.runs.results import InlineRecord, UpdateRecord
@@ -111,13 +110,6 @@ class CollectedUpdate:
         """Release the update: its model is durable, or for a reason it is in none."""
 
 
-def check_fits(answer: SiteAnswer, layout: Layout, form: UpdateForm) -> None:
-    """Refuse an update that is not of the model, before any of its bytes are fetched."""
-    difference = form.difference(layout, partial=answer.partial)
-    if difference is not None:
-        raise UpdateRefusedError(answer.site, f"does not fit the model: {difference}")
-
-
 class RemoteUpdate(CollectedUpdate):
     """A site's update that is still in its worker.
 
@@ -143,10 +135,8 @@ class RemoteUpdate(CollectedUpdate):
         self.form = form
         self.same = form.model if answer.params_type == "FULL" else None
 
-        def check(layout: Layout) -> None:
-            check_fits(answer, layout, form)
-
         where = answer.site, worker.up, token, settings
+        check = partial(form.expect_fit, answer.site, partial=answer.partial)
         self._remote = RemoteBody(*where, self.same, check, form.decoder)
 
     @property
@@ -206,7 +196,7 @@ def update_in_answer(answer: SiteAnswer, update: InlineUpdate, form: UpdateForm)
     source, size = BufferSource(layout, memoryview(update.body)), len(update.body)
     if size != layout.nbytes or body_digest(source) != update.digest:
         raise UpdateRefusedError(answer.site, "was damaged on its way")
-    check_fits(answer, layout, form)
+    form.expect_fit(answer.site, layout, partial=answer.partial)
     return CollectedUpdate(answer, source, Transfer(bytes=size, chunks=1), form)
 
 
@@ -269,8 +259,8 @@ class UpdateFiles:
             digests=settings.reuse and update.same is not None,
         ) as remote:
             remote.decoder = update.form.decoder(remote.layout)
-            check_fits(answer, remote.layout, update.form)
-            with self._sink(path, remote.layout) as sink:
+            update.form.expect_fit(answer.site, remote.layout, partial=answer.partial)
+            with FileSink(path, remote.layout, self._metadata, durable=self._durable) as sink:
                 if update.same is not None:
                     remote.reuse(update.same)
                 remote.deliver(sink)
@@ -282,17 +272,14 @@ class UpdateFiles:
     def take(self, answer: SiteAnswer, written: WrittenUpdate) -> UpdateFile:
         """Take an update that its worker has written to its file in this folder."""
         path, form = self._path(answer.site), self._form(answer.site)
-        check_fits(answer, FileSource(path).layout, form)
+        form.expect_fit(answer.site, FileSource(path).layout, partial=answer.partial)
         return UpdateFile(answer, path, written.digest, written.cost, form)
 
     def store(self, update: CollectedUpdate) -> UpdateFile:
         """Write an update that is in memory to its file."""
-        source, path = update.body, self._path(update.answer.site)
-        digest = BodyDigest(source.layout)
-        with self._sink(path, source.layout) as sink:
-            copy(source, sink, digest=digest)
-            sink.finish()
-        return UpdateFile(update.answer, path, digest.hexdigest(), update.cost, update.form)
+        path = self._path(update.answer.site)
+        digest = write_checkpoint(path, update.body, self._metadata, durable=self._durable)
+        return UpdateFile(update.answer, path, digest, update.cost, update.form)
 
     def keep(self, updates: Mapping[str, CollectedUpdate]) -> dict[str, UpdateRecord]:
         """Keep the files of updates; where they are durable, so are their names on return.
@@ -338,9 +325,6 @@ class UpdateFiles:
         update = UpdateFile(answer, path, record.digest, record.cost, self._form(site))
         update.stays = True
         return update
-
-    def _sink(self, path: Path, layout: Layout) -> FileSink:
-        return FileSink(path, layout, self._metadata, durable=self._durable)
 
     def _path(self, site: str) -> Path:
         return self.folder / f"{site}.safetensors"

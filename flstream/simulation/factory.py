@@ -144,9 +144,7 @@ def place_of(tensor: Any) -> tuple[object, ...]:
 
 def _as_made(result: MadeModel, state: Mapping[str, Any] | None) -> FactoryModel:
     if state is None:
-        source: Source = result.parts[0]
-        if not source.layout.is_canonical:
-            source = arranged(source)
+        source = arranged(result.parts[0])
         return FactoryModel(source.layout, result, source, "range by range", 0)
     body = MemoryBody.of(state)
     return FactoryModel(body.layout, result, body, WHOLE, body.layout.nbytes)

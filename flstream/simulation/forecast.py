@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -27,7 +27,7 @@ from flstream.job import Job
 from flstream.job.bodies import MAIN
 from flstream.model.joined import ZeroSource, joint_layout, zeros_beside
 from flstream.model.layout import Layout
-from flstream.model.selection import selected_names, selection_of_plain
+from flstream.model.selection import Selection, selected_names
 from flstream.server.disk import free_bytes
 from flstream.server.program_view import ProgramOutline
 from flstream.server.stored_model import ShapesOf, own_body
@@ -308,11 +308,11 @@ def lacks(job: Job, layout: Layout, need: Forecast, available: Available) -> Ite
         )
 
 
-def _saved(layout: Layout, parts: Mapping[str, list[Any]], what: str, late: str = "") -> int:
+def _saved(layout: Layout, parts: Mapping[str, Selection], what: str, late: str = "") -> int:
     """Return by how many bytes a part of a model is more than the whole one; below 0 for fewer."""
 
-    def size(plain: list[Any]) -> int:
-        names = selected_names(what, selection_of_plain(plain), layout, tuple(layout.names))
+    def size(selection: Selection) -> int:
+        names = selected_names(what, selection, layout, tuple(layout.names))
         return sum(layout.by_name[name].nbytes for name in names)
 
     more = size(parts[what]) - layout.nbytes if what in parts else 0

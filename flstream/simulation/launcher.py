@@ -39,7 +39,7 @@ from flstream.telemetry.events import (
     RunRefused,
     Warned,
 )
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import machine_facts
 from flstream.telemetry.memory import MemorySampler, ProcessMemory
 from flstream.telemetry.memory_group import LimitKills
 from flstream.text import how_ended
@@ -98,7 +98,7 @@ def simulate(
     run.write(run.job_files, render_files(job))
     run.write(run.job_file, render_job(job))
     # A resumed run has the versions of its last sitting.
-    run.write(run.versions, json.dumps(this_machine().in_words(), indent=2) + "\n")
+    run.write(run.versions, json.dumps(machine_facts(), indent=2) + "\n")
     if resume is None:
         history, earlier_seconds = History(), 0.0
     else:

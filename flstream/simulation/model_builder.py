@@ -79,9 +79,8 @@ def _initial(
         return built.weights, order_text(built.layout, _names(built)), built.made
     weights = open_checkpoint(model.initial)
     if model.factory is None:
-        if weights.layout.is_canonical:
-            return weights, weights.metadata.get(ORDER, ""), None
-        return arranged(weights), "", None
+        source = arranged(weights)
+        return source, weights.metadata.get(ORDER, "") if source is weights else "", None
     own = None
     if model.strict:
         built = factory_outline(model, seed, build, folder)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict, TypeVar, Unpack
 
 import msgspec
-import numpy as np
 
 from flstream.errors import (
     AbortedError,
@@ -31,14 +30,9 @@ from flstream.model.order import in_order
 from flstream.model.source import Sink
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.payload import Decomposer as Decomposer
-from flstream.streaming.payload import (
-    Registry,
-    default_registry,
-    pack,
-    payload_body,
-    payload_memory,
-    unpack,
-)
+from flstream.streaming.payload import Registry as Registry
+from flstream.streaming.payload import default_registry as default_registry
+from flstream.streaming.payload import pack, payload_body, payload_memory, unpack
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.refs import OfferOptions, Ref
 from flstream.streaming.selection import TensorSpec, find_refs, ranges_of, selected_memory
@@ -127,7 +121,7 @@ def add_tensors(
 
     Args:
         service: Service that serves them.
-        tensors: Dense tensors by name, such as a state dict, on any device.
+        tensors: Dense tensors by name, such as a state dict, on any device; or NumPy arrays.
         receivers: Names under which the receivers' channels are attached; no other is served.
         options: See :class:`~flstream.streaming.refs.OfferOptions`.
 
@@ -145,16 +139,6 @@ def add_tensors(
         )
     options.setdefault("order", list(tensors))
     return service.offer(MemoryBody.of(tensors), receivers, **options)
-
-
-def add_arrays(
-    service: DownloadService,
-    arrays: Mapping[str, np.ndarray[Any, Any]],
-    receivers: Iterable[str],
-    **options: Unpack[OfferOptions],
-) -> Ref:
-    """Offer NumPy arrays: see :func:`add_tensors`."""
-    return add_tensors(service, arrays, receivers, **options)
 
 
 def add_file(
@@ -193,34 +177,32 @@ def add_payload(
     service: DownloadService,
     value: object,
     receivers: Iterable[str],
-    *,
-    registry: Registry = default_registry,
     **options: Unpack[OfferOptions],
 ) -> Ref:
     """Offer a payload, a nested structure with tensors in it.
 
     It may hold None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict (with
     keys of str or int), ``OrderedDict``, ``torch.Size``, NumPy scalars and arrays, torch tensors,
-    and registered types, such as enums, dataclasses and namedtuples; each arrives as the same type.
+    and types of the ``default_registry``, such as enums; each arrives as the same type.
     A tensor that occurs twice is sent once and is one object on arrival; a container that occurs
     twice arrives as two. Gradients are not sent, and a ``Parameter`` arrives as a tensor. Tensors
     are read when they are requested, so they must not change meanwhile; the rest may. The
-    ``registry`` has the types that it may hold beyond the built-in ones; else see
-    :func:`add_tensors`.
+    other arguments are those of :func:`add_tensors`.
 
     Raises:
         PayloadError: A part of it cannot be sent, or is too large; the message names its path.
         LayoutError: There are more tensors, or longer paths to them, than a layout may have.
         ValueError: An option makes no sense, or the receivers are one text.
     """
-    return service.offer(payload_body(value, registry), receivers, **options)
+    return service.offer(payload_body(value), receivers, **options)
 
 
 def download_tensors(
     receiver: Receiver,
     ref_id: str | bytes,
     *,
-    into: torch.nn.Module | Mapping[str, torch.Tensor] | None = None,
+    framework: Framework = "pytorch",
+    into: torch.nn.Module | Params | None = None,
     select: Collection[str] | None = None,
     on_tensors: OnTensors | None = None,
     **options: Unpack[DownloadOptions],
@@ -230,8 +212,9 @@ def download_tensors(
     Args:
         receiver: Receiving side of the channel.
         ref_id: The ref's ``id``, or its ``token``.
-        into: Module, or its state dict, whose own parameters receive the bytes; None for new
-            memory.
+        framework: Kind of new memory: torch tensors or NumPy arrays.
+        into: Module, or its state dict, whose own parameters receive the bytes; or arrays. None for
+            new memory.
         select: Names of the tensors that are wanted; None for all. Nothing else is sent.
         on_tensors: Called with tensors as soon as all their bytes have arrived.
         options: See :class:`~flstream.streaming.api.DownloadOptions`.
@@ -243,28 +226,29 @@ def download_tensors(
 
     Raises:
         StreamingError: The download failed, and is not ``optional``.
-        LayoutError: ``into`` does not fit the offer, or cannot be written to.
-    """
-    return _tensors(receiver, ref_id, into, "pytorch", select, on_tensors, options)
-
-
-def download_arrays(
-    receiver: Receiver,
-    ref_id: str | bytes,
-    *,
-    into: Mapping[str, np.ndarray[Any, Any]] | None = None,
-    select: Collection[str] | None = None,
-    on_tensors: OnTensors | None = None,
-    **options: Unpack[DownloadOptions],
-) -> tuple[Status, Params]:
-    """Download as NumPy arrays: see :func:`download_tensors`.
-
-    Raises:
-        StreamingError: The download failed, and is not ``optional``.
         LayoutError: ``into`` does not fit the offer, or cannot be written to, or NumPy lacks the
             type of a tensor; the message names it.
     """
-    return _tensors(receiver, ref_id, into, "numpy", select, on_tensors, options)
+    if isinstance(select, str) or not all(isinstance(name, str) for name in select or ()):
+        raise ValueError(f"select is {select!r}; give a list of names")
+
+    def attempt() -> tuple[Params, Transfer]:
+        with _opened(receiver, ref_id, options, eager=select is None) as remote:
+            layout, wanted = remote.layout, None
+            if select is not None:
+                sink = selected_memory(layout, list(select), into, framework, remote.peer)
+                wanted = ranges_of(sink)
+            elif into is not None:
+                sink = MemoryBody.over(into)
+            else:
+                sink = MemoryBody.allocate(layout, framework)
+            _deliver(remote, sink, options, on_tensors, wanted)
+        if select is None:
+            return in_order(sink.tensors, layout, remote.order), remote.cost
+        return {name: sink.tensors[name] for name in select}, remote.cost
+
+    status, tensors = _status_of(attempt, options)
+    return status, tensors or {}
 
 
 def download_specs(
@@ -356,7 +340,6 @@ def download_payload(
     into: object = None,
     on_tensors: OnTensors | None = None,
     framework: Framework = "pytorch",
-    registry: Registry = default_registry,
     **options: Unpack[DownloadOptions],
 ) -> tuple[Status, Any]:
     """Download a payload.
@@ -370,7 +353,6 @@ def download_payload(
         framework: Kind of the new memory. Either way, the value has tensors where tensors were sent
             and arrays where arrays were, over the same memory; ``numpy`` lets a process do without
             torch if it is sent only arrays.
-        registry: Types that may arrive beyond the built-in ones.
         options: As for :func:`download_tensors`.
 
     Returns:
@@ -387,30 +369,29 @@ def download_payload(
 
     def attempt() -> tuple[Any, Transfer]:
         with _opened(receiver, ref_id, options) as remote:
-            targets = {} if into is None else pack(into, registry)[1]
+            targets = {} if into is None else pack(into)[1]
             sink = payload_memory(remote.layout, targets, framework, remote.peer)
             _deliver(remote, sink, options, on_tensors)
             remote.confirm()
             spec = sink.layout.by_name["message"]
             [message] = sink.views(spec.start, spec.stop)
-            value = unpack(message, sink.tensors, registry)
+            value = unpack(message, sink.tensors)
         return value, remote.cost
 
     return _status_of(attempt, options)
 
 
-def listen(service: DownloadService, address: str, run: str = "") -> TcpListener:
+def listen(service: DownloadService, address: str) -> TcpListener:
     """Serve receivers that connect over TCP with a key: see :meth:`TcpListener.admit`.
 
     Args:
         service: The service.
         address: Address of this machine, ``HOST:PORT``; port 0 is a free one.
-        run: Name of the run that both sides belong to; a key opens no other.
 
     Raises:
         UsageError: The address cannot be listened on, or stands for all addresses.
     """
-    return TcpListener(address, lambda channel, who: service.attach(channel, who.name), run)
+    return TcpListener(address, lambda channel, who: service.attach(channel, who.name))
 
 
 def connect(
@@ -418,7 +399,6 @@ def connect(
     key: str | StartToken,
     *,
     peer: str = "sender",
-    run: str = "",
     abort: AbortSignal | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Receiver:
@@ -428,7 +408,6 @@ def connect(
         address: Address on which it listens, ``HOST:PORT``.
         key: Key that ``admit`` of its listener returned, or its text.
         peer: Name of the sender, for messages.
-        run: Name of the run that both sides belong to.
         abort: Signal that cancels every download.
         limits: Limits on what the sender may cause.
 
@@ -437,7 +416,7 @@ def connect(
         ChannelClosedError: The sender cannot be reached, or has another key.
     """
     token = key if isinstance(key, StartToken) else StartToken.parse(key)
-    again = partial(dial, address, token, peer, run=run)
+    again = partial(dial, address, token, peer)
     return Receiver(again(), peer, abort, limits, again)
 
 
@@ -451,37 +430,6 @@ def _sound(spec: TensorSpec) -> TensorSpec:
         raise ValueError(
             f"{spec!r} is no spec; give TensorSpec(name, round, tags=(text,))"
         ) from error
-
-
-def _tensors(
-    receiver: Receiver,
-    ref_id: str | bytes,
-    into: torch.nn.Module | Params | None,
-    framework: Framework,
-    select: Collection[str] | None,
-    on_tensors: OnTensors | None,
-    options: DownloadOptions,
-) -> tuple[Status, Params]:
-    if isinstance(select, str) or not all(isinstance(name, str) for name in select or ()):
-        raise ValueError(f"select is {select!r}; give a list of names")
-
-    def attempt() -> tuple[Params, Transfer]:
-        with _opened(receiver, ref_id, options, eager=select is None) as remote:
-            layout, wanted = remote.layout, None
-            if select is not None:
-                sink = selected_memory(layout, list(select), into, framework, remote.peer)
-                wanted = ranges_of(sink)
-            elif into is not None:
-                sink = MemoryBody.over(into)
-            else:
-                sink = MemoryBody.allocate(layout, framework)
-            _deliver(remote, sink, options, on_tensors, wanted)
-        if select is None:
-            return in_order(sink.tensors, layout, remote.order), remote.cost
-        return {name: sink.tensors[name] for name in select}, remote.cost
-
-    status, tensors = _status_of(attempt, options)
-    return status, tensors or {}
 
 
 def _file(

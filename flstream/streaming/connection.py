@@ -20,7 +20,6 @@ import xxhash
 from flstream.errors import (
     BrokenStreamError,
     ChannelClosedError,
-    CodecError,
     FlstreamError,
     ProtocolError,
     RefusedError,
@@ -217,8 +216,7 @@ class Connection(threading.Thread):
         self._expect_sound(fetch, source.layout.nbytes, ref.max_chunk_size or wire.MAX_CHUNK_BYTES)
         ref.deliveries[self.receiver].requests += 1
         encoder_for = ref.options.get("encoder") if fetch.encoded else None
-        with _naming_codec():
-            self._encoder = None if encoder_for is None else encoder_for(fetch.base)
+        self._encoder = None if encoder_for is None else encoder_for(fetch.base)
         self.fetch, self._frames = fetch, wire.cut(fetch.ranges, fetch.chunk_size)
 
     def _expect_sound(self, fetch: wire.Fetch, nbytes: int, most: int) -> None:
@@ -396,22 +394,10 @@ class Connection(threading.Thread):
             views = views_of(_source_of(ref), start, stop, self._scratch)
             data = views[0] if len(views) == 1 else memoryview(b"".join(views))
             digest = wire.digest_of([data])
-            with _naming_codec():
-                encoded = encoder.encode(data, start, stop)
+            encoded = encoder.encode(data, start, stop)
         if len(encoded) + HEAD.size >= stop - start:
             return None
         return memoryview(HEAD.pack(digest, bool(encoder.base)) + encoded)
-
-
-@contextmanager
-def _naming_codec() -> Iterator[None]:
-    """Raise errors of user code as a codec's."""
-    try:
-        yield
-    except FlstreamError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise CodecError(f"a frame cannot be encoded: {type(error).__name__}: {error}") from error
 
 
 def _source_of(ref: Ref) -> Source:

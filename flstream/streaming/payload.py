@@ -149,10 +149,10 @@ class Registry:
 
 
 default_registry = Registry()
-"""Registry that payloads use by default. Whoever defines a type for them registers it here."""
+"""The registry of this process. Whoever defines a type for payloads registers it here."""
 
 
-def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, dict[str, Any]]:
+def pack(value: object) -> tuple[bytes, dict[str, Any]]:
     """Split a value into a message and tensors, without copying or reading tensors.
 
     Returns:
@@ -162,7 +162,7 @@ def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, d
     Raises:
         PayloadError: A part cannot be sent; the error names the path to it and what to do.
     """
-    walk = _Walk(registry, {})
+    walk = _Walk({})
     try:
         walk.add(value)
     except Exception as error:  # a decomposer is the user's code
@@ -170,9 +170,7 @@ def pack(value: object, registry: Registry = default_registry) -> tuple[bytes, d
     return msgspec.msgpack.encode(walk.nodes), walk.tensors
 
 
-def unpack(
-    message: bytes | memoryview, tensors: Params, registry: Registry = default_registry
-) -> Any:
+def unpack(message: bytes | memoryview, tensors: Params) -> Any:
     """Rebuild a value from an untrusted message of :func:`pack`.
 
     A tensor becomes an array, and an array a tensor, over the same memory, if that was sent.
@@ -181,7 +179,7 @@ def unpack(
         PayloadError: The message is malformed, or refers to a tensor or a type that is not there,
             or a type cannot be made of its content; the error names the path.
     """
-    walk = _Walk(registry, tensors)
+    walk = _Walk(tensors)
     try:
         walk.nodes = _decoder.decode(message)[::-1]
         value = walk.take()
@@ -192,9 +190,9 @@ def unpack(
     return value
 
 
-def payload_body(value: object, registry: Registry) -> MemoryBody:
+def payload_body(value: object) -> MemoryBody:
     """Make the body of a payload's tensors, over their storage, and its message."""
-    message, tensors = pack(value, registry)
+    message, tensors = pack(value)
     try:
         return MemoryBody.of({**tensors, "message": np.frombuffer(message, np.uint8)})
     except LayoutError as error:
@@ -229,8 +227,8 @@ def _code_of(kind: type) -> int | None:
 class _Walk:
     """Walk through a value to send, or through received nodes."""
 
-    def __init__(self, registry: Registry, tensors: Any) -> None:
-        self.registry, self.tensors = registry, tensors
+    def __init__(self, tensors: Any) -> None:
+        self.tensors = tensors
         self.nodes: list[Any] = []
         self.path: list[object] = []  # keys and indices, and steps of no name
         self.room = MAX_BYTES
@@ -274,7 +272,7 @@ class _Walk:
                 if kind in _DICTS:
                     self.add(key)
                 self.inside(key, self.add, item)
-        elif decomposer := self.registry.find(kind):
+        elif decomposer := default_registry.find(kind):
             self.nodes.append(Ext(_TYPE, data := decomposer.name.encode()))
             self.room -= len(data)
             self.inside(None, self.add, decomposer.decompose(value))
@@ -306,7 +304,7 @@ class _Walk:
                     value = import_module("torch").from_numpy(value)
                 self.seen[name, code] = value
             return self.seen[name, code]
-        if code == _TYPE and (decomposer := self.registry.by_name.get(data.decode())):
+        if code == _TYPE and (decomposer := default_registry.by_name.get(data.decode())):
             return decomposer.recompose(self.inside(None, self.take))
         if not 0 <= code < len(_CONTAINERS):
             raise ValueError(f"{data!r} is no type that is registered here; register it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-import traceback
 from array import array
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -176,9 +175,6 @@ class Ref:
         self.outcome: Outcome | None = None
         self._changed = threading.Condition()
 
-    def __str__(self) -> str:
-        return self.id
-
     @property
     def id(self) -> str:
         """The token as text: 32 hexadecimal digits."""
@@ -265,14 +261,9 @@ class Ref:
         with self._changed:
             self.outcome = outcome
             self._changed.notify_all()
-        try:
-            self._after_settled(self)
-            # Its service remembers it for a while.
-            self.options, self.order, self._digests = {}, "", array("Q")
-        except Exception:
-            # Errors of the caller's callback end here: the ref has settled, and the thread that
-            # settled it may be the one that serves a receiver.
-            traceback.print_exc()
+        self._after_settled(self)
+        # Its service remembers it for a while.
+        self.options, self.order, self._digests = {}, "", array("Q")
 
     def flaw_of(self, receiver: str) -> str:
         """Return why a receiver that is done lacks the snapshot; empty if it has it."""

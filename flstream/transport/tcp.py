@@ -89,9 +89,9 @@ class StartToken(NamedTuple):
         """Eight bytes that distinguish the token, and reveal nothing of its key."""
         return hashlib.sha256(b"flstream token" + self.key).digest()[:8]
 
-    def proof(self, side: bytes, greeting: bytes | bytearray, answer: bytes, run: str) -> bytes:
+    def proof(self, side: bytes, greeting: bytes | bytearray, answer: bytes | bytearray) -> bytes:
         """Return the proof of the key for a side, ``dials`` or ``accepts``."""
-        covered = b"flstream 1 " + side + b"\0" + greeting + answer + run.encode()
+        covered = b"flstream 1 " + side + b"\0" + greeting + answer
         return hmac.new(self.key, covered, hashlib.sha256).digest()
 
     def __str__(self) -> str:
@@ -119,7 +119,6 @@ class TcpListener:
             Or :data:`UNIX`, for processes of this machine.
         on_connection: Called with each channel to a process that has proven itself, one after
             another; it may not take long.
-        run: Name of the run that both sides belong to; its keys open no other.
 
     Attributes:
         address: The address, with its port.
@@ -129,12 +128,9 @@ class TcpListener:
         UsageError: The address is none, is not one of this machine, or is in use.
     """
 
-    def __init__(
-        self, address: str, on_connection: Callable[[Channel, Admission], None], run: str = ""
-    ) -> None:
+    def __init__(self, address: str, on_connection: Callable[[Channel, Admission], None]) -> None:
         self.strangers = 0
         self._on_connection = on_connection
-        self._run = run
         self._admissions: dict[bytes, Admission] = {}
         self._pending: dict[Channel, None] = {}  # oldest first
         # Guards the two above, and calls one after another, which may admit and dismiss.
@@ -259,17 +255,15 @@ class TcpListener:
         answer, token = secrets.token_bytes(NONCE_BYTES), admission.token
         channel.send([memoryview(answer)], deadline)
         channel.receive([memoryview(proof)], deadline)
-        if not hmac.compare_digest(proof, token.proof(b"dials", greeting, answer, self._run)):
+        if not hmac.compare_digest(proof, token.proof(b"dials", greeting, answer)):
             return None
         if self._admissions.get(token_id) is not admission:
             return None  # dismissed meanwhile
-        channel.send([memoryview(token.proof(b"accepts", greeting, answer, self._run))], deadline)
+        channel.send([memoryview(token.proof(b"accepts", greeting, answer))], deadline)
         return admission
 
 
-def dial(
-    address: str, token: StartToken, peer: str, role: str = "receiver", run: str = ""
-) -> Channel:
+def dial(address: str, token: StartToken, peer: str, role: str = "receiver") -> Channel:
     """Connect to a listener; both sides prove that they have the key.
 
     Args:
@@ -277,7 +271,6 @@ def dial(
         token: The key that admits this process.
         peer: Name of the process at the other end, for messages.
         role: Role that this process asks for.
-        run: Name of the run that both sides belong to.
 
     Raises:
         UsageError: The address is none.
@@ -298,14 +291,13 @@ def dial(
     try:
         channel.send([memoryview(greeting)], deadline)
         channel.receive([memoryview(answer)], deadline)
-        proof = token.proof(b"dials", greeting, bytes(answer), run)
-        channel.send([memoryview(proof)], deadline)
+        channel.send([memoryview(token.proof(b"dials", greeting, answer))], deadline)
         channel.receive([memoryview(theirs)], deadline)
-        if not hmac.compare_digest(theirs, token.proof(b"accepts", greeting, bytes(answer), run)):
+        if not hmac.compare_digest(theirs, token.proof(b"accepts", greeting, answer)):
             raise ProtocolError(f"the proof of {name} is false")
     except StreamingError as error:
         channel.close()
-        flaw = "closed the connection before it was open; it has another key, role or run"
+        flaw = "closed the connection before it was open; it has another key or role"
         if isinstance(error, DeadlineError):
             flaw = f"did not answer within {AUTHENTICATION_SECONDS:g} s; it hangs, or is no sender"
         elif isinstance(error, ProtocolError):

@@ -163,9 +163,7 @@ def file_to_send(path: Path, site: str, received: Layout | None, beside: Sequenc
             f"{path} has the model of {owner}, which received it after {site} did; give each site "
             "a file of its own, such as a relative path"
         )
-    if source.layout == received or source.layout.is_canonical:
-        return source
-    return arranged(source)
+    return source if source.layout == received else arranged(source)
 
 
 def expect_file_alone(beside: Sequence[str]) -> None:

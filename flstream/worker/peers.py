@@ -200,7 +200,7 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
                 where.token,
                 info.streaming,
                 base if answer.params_type == "FULL" else None,
-                partial(form.difference, partial=answer.partial),
+                partial(form.expect_fit, answer.site, partial=answer.partial),
             )
             opened = partial(remote.open, task.step)
         update = UpdateSource(

@@ -18,9 +18,8 @@ from flstream.client.ranks import RankPlace
 from flstream.client.session import CallName
 from flstream.codecs.frames import encoder_for
 from flstream.errors import ProtocolError
-from flstream.model.checkpoint import FileSink, FileSource
-from flstream.model.copy import copy
-from flstream.model.digests import BodyDigest, body_digest
+from flstream.model.checkpoint import FileSource, write_checkpoint
+from flstream.model.digests import body_digest
 from flstream.model.source import Source
 from flstream.telemetry.events import Transfer
 from flstream.worker.logged_values import step_of, values_of
@@ -230,11 +229,7 @@ def _written(update: Source, path: Path, site_folder: Path) -> WrittenUpdate:
         digest = body_digest(update)
         update.path.replace(path)
     else:
-        hashed = BodyDigest(update.layout)
-        with FileSink(path, update.layout, durable=False) as sink:
-            copy(update, sink, digest=hashed)
-            sink.finish()
-        digest = hashed.hexdigest()
+        digest = write_checkpoint(path, update, durable=False)
     cost = Transfer(bytes=update.layout.nbytes, seconds=time.monotonic() - began)
     return WrittenUpdate(digest, cost)
 

@@ -25,7 +25,7 @@ from support import (
 )
 
 from flstream.aggregation.elements import BLOCK
-from flstream.aggregation.ranked import fraction_trim
+from flstream.aggregation.ranked import left_out
 from flstream.aggregation.rules import AggregationRule
 from flstream.errors import UpdateRefusedError
 from flstream.job.aggregation_section import METHODS
@@ -333,8 +333,8 @@ def test_small_floats_are_rounded_once_to_the_nearest(code):
 
 
 @pytest.mark.parametrize(
-    ("fraction", "count", "left_out"),
+    ("fraction", "count", "due"),
     [(0.1, 10, 1), (0.1, 9, 0), (0.3, 10, 3), (0.49, 100, 49), (0.499, 2, 0), (0.0, 5, 0)],
 )
-def test_a_fraction_is_rounded_down_to_whole_values(fraction, count, left_out):
-    assert fraction_trim(fraction)(count) == left_out
+def test_a_fraction_is_rounded_down_to_whole_values(fraction, count, due):
+    assert left_out(count, fraction) == due

@@ -25,15 +25,17 @@ def read(sent, params_type):
 
 
 def test_what_was_not_encoded_does_not_fit():
-    assert "'embed'" in FORM.difference(MODEL.layout, partial=False)
-    assert UpdateForm(MODEL, CodecChain()).difference(MODEL.layout, partial=False) is None
+    with pytest.raises(UpdateRefusedError, match=r"site-1 does not fit the model: .*'embed'"):
+        FORM.expect_fit("site-1", MODEL.layout, partial=False)
+    UpdateForm(MODEL, CodecChain()).expect_fit("site-1", MODEL.layout, partial=False)
 
 
 @pytest.mark.parametrize("partial", [True, False])
 def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_name(partial):
     """A peer may state any layout: ``head`` as another name of ``x``, without ``embed``."""
     layout = Layout.of([("x", "U32", (120,))], {"head": "x"})
-    assert FORM.difference(layout, partial=partial)
+    with pytest.raises(UpdateRefusedError, match="site-1 does not fit the model"):
+        FORM.expect_fit("site-1", layout, partial=partial)
     with pytest.raises(UpdateRefusedError, match="the update of site-1 cannot be decoded"):
         read(BufferSource(layout, memoryview(bytearray(layout.nbytes))), "FULL")
 

@@ -8,16 +8,16 @@ from flstream.engines.ray import NONCE_FILE
 from flstream.engines.ray_node import NodeHost
 from flstream.errors import SimulationError, UsageError
 from flstream.runs.run_directory import RunDirectory
-from flstream.telemetry.machine import this_machine
+from flstream.telemetry.machine import versions
 from flstream.transport.tcp import StartToken
 
 
-def describe(folder, nonce="x", **versions):
-    theirs = {**this_machine().versions, **versions}
+def describe(folder, nonce="x", **others):
+    theirs = {**versions(), **others}
     return NodeHost().describe(RunDirectory(folder), nonce, theirs)
 
 
-@pytest.mark.parametrize("library", ["flstream", "python", "torch", "numpy"])
+@pytest.mark.parametrize("library", ["flstream", "Python", "torch", "numpy"])
 def test_a_node_with_other_versions_is_refused(tmp_path, library):
     with pytest.raises(SimulationError, match=f"it has {library} .*, and the run 0.0; install"):
         describe(tmp_path, **{library: "0.0"})

@@ -6,12 +6,7 @@ import pytest
 
 from flstream.errors import WorkflowError
 from flstream.model.layout import Layout
-from flstream.model.selection import (
-    Part,
-    plain_selection,
-    selected_names,
-    selection_of_plain,
-)
+from flstream.model.selection import Part, selected_names
 
 
 def layout_of(sizes, ties=None):
@@ -69,8 +64,3 @@ def test_patterns_match_whole_names_and_tied_ones():
 def test_a_pattern_that_matches_no_name_is_named():
     with pytest.raises(WorkflowError, match=r"send has the pattern 'a', .* the model has a\.w"):
         selected_names("send", ("a",), layout_of({"a.w": 1}), ())
-
-
-def test_a_selection_comes_back_from_the_form_of_arguments():
-    selection = (r"a\..*", Part(1, 3, "in_order"))
-    assert selection_of_plain(plain_selection(selection)) == selection

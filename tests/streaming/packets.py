@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,14 +15,20 @@ MESSAGE, FRAME, ENCODED = 1, 2, 3
 # magic, version, kind, number, start, length; then their digest
 FIELDS = struct.Struct("<4sBB2xIQQ")
 HEADER_BYTES, TRAILER_BYTES = FIELDS.size + 8, 8
+LONGEST = {MESSAGE: 12 << 20, FRAME: 1 << 30, ENCODED: 1 << 30}
+"""Most bytes of a payload, by kind."""
 
 
 class BrokenError(Exception):
     """The other side has ended, or sent what is no packet."""
 
 
+class FailedError(Exception):
+    """No further attempt can succeed."""
+
+
 class Packet(NamedTuple):
-    """A packet, with all of its bytes."""
+    """A packet with a sound header, and all of its bytes."""
 
     kind: int
     number: int
@@ -37,7 +44,15 @@ class Packet(NamedTuple):
         return len(self.payload)
 
     @property
+    def is_sound(self) -> bool:
+        """Whether the payload is as it was sent."""
+        return self.data[-TRAILER_BYTES:] == digest(self.payload)
+
+    @property
     def message(self) -> dict[str, Any]:
+        """The map of a message."""
+        if not self.is_sound:
+            raise BrokenError("a message that does not match its digest")
         return msgspec.msgpack.decode(self.payload)
 
 
@@ -68,15 +83,21 @@ def exactly(sock: socket.socket, count: int) -> bytes:
     while len(data) < count:
         more = sock.recv(min(count - len(data), 1 << 20))
         if not more:
-            raise BrokenError
+            raise BrokenError("the connection has ended")
         data += more
     return bytes(data)
 
 
-def read_packet(sock: socket.socket) -> Packet:
-    """The next packet of a socket."""
-    head = exactly(sock, HEADER_BYTES)
-    magic, _, kind, number, start, length = FIELDS.unpack(head[:-8])
+def read_packet(
+    sock: socket.socket, read: Callable[[socket.socket, int], bytes] = exactly
+) -> Packet:
+    """The next packet of a socket, of which `read` gives so many bytes."""
+    head = read(sock, HEADER_BYTES)
+    magic, version, kind, number, start, length = FIELDS.unpack(head[:-8])
     if magic != b"FLST" or digest(head[:-8]) != head[-8:]:
-        raise BrokenError
-    return Packet(kind, number, start, head + exactly(sock, length + TRAILER_BYTES))
+        raise BrokenError("no sound header")
+    if version != VERSION:
+        raise FailedError(f"the other side speaks version {version}")
+    if length > LONGEST.get(kind, -1):
+        raise BrokenError("a header that makes no sense")
+    return Packet(kind, number, start, head + read(sock, length + TRAILER_BYTES))

@@ -21,65 +21,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 from packets import (
-    FIELDS,
     FRAME,
-    HEADER_BYTES,
     MESSAGE,
-    VERSION,
     BrokenError,
+    FailedError,
+    Packet,
     digest,
     exactly,
     greeting,
     message,
+    read_packet,
 )
 
 LAST_NUMBER = 4294967295
-LONGEST_FRAME, LONGEST_MESSAGE, MOST_RANGES, REPETITIONS = 1 << 30, 12 << 20, 32768, 5
+MOST_RANGES, REPETITIONS = 32768, 5
 PING_AFTER, PING_TIMEOUT, BEAT_AFTER, RETURN_TIMEOUT, TIMEOUT = 1.0, 5.0, 2.0, 10.0, 60.0
 NOBODY = bytes(16)
 ENTRY = ("dtype", "shape", "data_offsets")
 Range = tuple[int, int]
 
 
-class FailedError(Exception):
-    """The download cannot succeed."""
-
-
 class RefusedError(FailedError):
     """The sender says so."""
-
-
-class Packet(NamedTuple):
-    """A packet that has arrived with a sound header; `sound` is whether its payload is, too."""
-
-    kind: int
-    number: int
-    start: int
-    payload: bytes
-    sound: bool
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The map of a message."""
-        if not self.sound:
-            raise BrokenError("a message that does not match its digest")
-        content: dict[str, Any] = msgspec.msgpack.decode(self.payload)
-        return content
-
-
-def read_packet(read: Callable[[int], bytes]) -> Packet:
-    """Read a packet, of which `read` returns as many bytes as it is asked for."""
-    header = read(HEADER_BYTES)
-    magic, version, kind, number, start, length = FIELDS.unpack(header[: FIELDS.size])
-    if magic != b"FLST" or digest(header[: FIELDS.size]) != header[FIELDS.size :]:
-        raise BrokenError("no sound header")
-    if version != VERSION:
-        raise FailedError(f"the sender speaks version {version}")
-    longest = {MESSAGE: LONGEST_MESSAGE, FRAME: LONGEST_FRAME}
-    if length > longest.get(kind, -1):
-        raise BrokenError("a header that makes no sense")
-    payload = read(length)
-    return Packet(kind, number, start, payload, read(8) == digest(payload))
 
 
 # TCP.
@@ -89,13 +52,13 @@ def introduction(key: bytes, role: bytes = b"receiver") -> bytes:
     return b"FLSA\x01\0\0\0" + role.ljust(16, b"\0") + name + os.urandom(32)
 
 
-def proof(key: bytes, side: bytes, own: bytes, theirs: bytes, run: str = "") -> bytes:
+def proof(key: bytes, side: bytes, own: bytes, theirs: bytes) -> bytes:
     """Return what only a side with the key can know."""
-    text = b"flstream 1 " + side + b"\0" + own + theirs + run.encode()
+    text = b"flstream 1 " + side + b"\0" + own + theirs
     return hmac.digest(key, text, "sha256")
 
 
-def dial(address: str, key: bytes, run: str = "", role: bytes = b"receiver") -> socket.socket:
+def dial(address: str, key: bytes, role: bytes = b"receiver") -> socket.socket:
     """Connect over TCP, and prove on both sides that the key is known."""
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=5)
@@ -103,8 +66,8 @@ def dial(address: str, key: bytes, run: str = "", role: bytes = b"receiver") -> 
         own = introduction(key, role)
         sock.sendall(own)
         theirs = exactly(sock, 32)
-        sock.sendall(proof(key, b"dials", own, theirs, run))
-        if not hmac.compare_digest(exactly(sock, 32), proof(key, b"accepts", own, theirs, run)):
+        sock.sendall(proof(key, b"dials", own, theirs))
+        if not hmac.compare_digest(exactly(sock, 32), proof(key, b"accepts", own, theirs)):
             raise FailedError("who listens there does not know the key")
         sock.settimeout(None)
     except BaseException:
@@ -179,7 +142,7 @@ class Body:
         if place != (FRAME, start, stop):
             raise BrokenError("not the next frame of the last request")
         del self.expected[start]
-        if frame.sound:
+        if frame.is_sound:
             self.data[start:stop] = frame.payload
             return
         self.missing.append((start, stop))
@@ -274,17 +237,17 @@ class Stranger:
             packet = self.step()
             if packet is not None and (packet.kind, packet.number) == (MESSAGE, number):
                 self.useful = time.monotonic()
-                return packet.content
+                return packet.message
 
-    def read(self, count: int) -> bytes:
+    def read(self, sock: socket.socket, count: int) -> bytes:
         """Receive so many bytes; ask meanwhile whether the sender lives."""
         data = bytearray()
         while len(data) < count:
             now = time.monotonic()
             if now - self.useful > TIMEOUT:
                 raise FailedError("nothing of use has come in time")
-            if select.select([self.sock], [], [], max(0, self.due - now))[0]:
-                if not (more := self.sock.recv(min(count - len(data), 1 << 20))):
+            if select.select([sock], [], [], max(0, self.due - now))[0]:
+                if not (more := sock.recv(min(count - len(data), 1 << 20))):
                     raise BrokenError("the connection has ended")
                 data += more
                 self.waits, self.due = False, time.monotonic() + PING_AFTER
@@ -297,10 +260,10 @@ class Stranger:
 
     def step(self) -> Packet | None:
         """Return the next packet; none for one that is dealt with here."""
-        packet = self.on_packet(read_packet(self.read))
+        packet = self.on_packet(read_packet(self.sock, self.read))
         if packet is None or (packet.kind != MESSAGE and self.greeted):
             return packet
-        content = packet.content if packet.kind == MESSAGE else {"type": "a frame"}
+        content = packet.message if packet.kind == MESSAGE else {"type": "a frame"}
         pinged = self.pinged if self.body is not None else -1
         open_numbers = self.awaited, self.fetching, pinged
         if not self.greeted and content["type"] != "Hello":

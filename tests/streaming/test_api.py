@@ -16,7 +16,6 @@ from flstream.streaming import (
     Signal,
     StreamSettings,
     TensorSpec,
-    add_arrays,
     add_blob,
     add_file,
     add_tensors,
@@ -86,7 +85,7 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
     service = harness.service
     old = add_tensors(service, {"w": torch.zeros(3)}, ["site-1"], round=2, tags=["trained"])
     new = add_tensors(service, MODEL, ["site-1"], round=3, tags=("trained", "site-2"))
-    add_arrays(service, {"loss": torch.ones(1).numpy()}, ["site-1"], round=3, tags=["metric"])
+    add_tensors(service, {"loss": torch.ones(1).numpy()}, ["site-1"], round=3, tags=["metric"])
     # Tensors of a report are others than those of a model.
     add_tensors(service, {"w": torch.ones(3)}, ["site-1"], round=2, tags=["trained"], report=True)
     specs = [

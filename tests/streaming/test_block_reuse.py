@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from support import FrontToBack, body_of
 
 from flstream.errors import ProtocolError
-from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.memory import MemoryBody
-from flstream.streaming.api import add_arrays, download_file
+from flstream.streaming.api import add_tensors, download_file
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.refs import block_length
 from flstream.streaming.settings import StreamSettings
@@ -111,16 +110,6 @@ def test_digests_that_are_not_those_of_the_body_end_the_download(harness, change
         received(remote, held=body())
 
 
-def test_blocks_in_files_are_copied_from_one_to_the_other(harness, tmp_path):
-    write_checkpoint(tmp_path / "here.safetensors", changed({3, 4, 30}))
-    base = FileSource(tmp_path / "here.safetensors")
-    with FileSink(tmp_path / "got.safetensors", base.layout) as sink:
-        _, cost = fetched(harness, base, lambda _: sink)
-        got = sink.finish()
-    assert body_of(got) == body_of(body())
-    assert cost.bytes == 3 * BLOCK_BYTES
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, 64 << 10, 16 << 30, (16 << 30) + 1, 1 << 40])
 def test_the_digests_of_all_blocks_take_2_mib_at_most(nbytes):
     size = block_length(nbytes)
@@ -143,7 +132,7 @@ def test_a_download_into_a_file_goes_on_with_what_is_sound_of_it(harness, tmp_pa
     part = path.with_name(path.name + ".tmp")
 
     def go_on(name, model, on_progress):
-        ref = add_arrays(harness.service, model, [name])
+        ref = add_tensors(harness.service, model, [name])
         how = {"settings": StreamSettings(1024), "on_progress": on_progress, "resume": True}
         return download_file(harness.receiver(name), ref.token, path, **how)[0]
 

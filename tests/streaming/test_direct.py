@@ -100,27 +100,6 @@ def test_memory_that_does_not_lie_in_order_comes_as_frames(harness):
     assert cost.direct == 0
 
 
-def test_a_tensor_that_is_changed_meanwhile_is_refused_by_its_name(harness):
-    model = {"still": torch.ones(5 * MIB), "moving": torch.ones(5 * MIB)}
-
-    def change(start, stop):
-        model["moving"][:1].add_(1)
-
-    with pytest.raises(RefusedError, match="moving"):
-        fetched(harness, MemoryBody.of(model), on_range=change)
-
-
-def test_a_file_that_is_cut_short_meanwhile_is_refused(harness, tmp_path):
-    path = tmp_path / "model.safetensors"
-    write_checkpoint(path, BODY)
-
-    def cut(start, stop):
-        os.truncate(path, MIB)
-
-    with pytest.raises(RefusedError, match=r"model\.safetensors"):
-        fetched(harness, FileSource(path), on_range=cut)
-
-
 def test_what_was_read_of_a_sender_that_ended_before_it_said_that_it_lives_does_not_count(
     harness, source
 ):

@@ -9,11 +9,10 @@ import torch
 from harness import MODEL, QUICK, fetch, open_harness, received
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import assert_same_tensors, body_of, entries, every_kind, tensor
+from support import assert_same_tensors, body_of, entries, tensor
 
 from flstream.errors import RefusedError
 from flstream.model.checkpoint import FileSource
-from flstream.model.dtypes import BY_CODE
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody
 from flstream.streaming.download import RemoteSource
@@ -69,36 +68,6 @@ def test_what_has_64_kib_comes_with_its_layout_and_the_rest_by_one_request(
     # What comes with the layout counts as a request, too.
     assert cost.requests == ref.deliveries["site-1"].requests == (nbytes > 0)
     assert (cost.retries, cost.chunks) == (0, frames)
-
-
-def odd_tensors():
-    """Every dtype, seen in every way that is not contiguous, and one tensor under two names."""
-    weight = torch.randn(300, 40)
-    tensors = {"wte": weight, "lm_head": weight, "turned": weight.t(), "half": weight[:150]}
-    for code in BY_CODE:
-        value = tensor(code, (12, 20), len(code))
-        tensors |= {
-            f"{code}.transposed": value.t(),
-            f"{code}.every other": value[::2, 1::3],
-            f"{code}.expanded": value[:1].expand(9, 20),
-            f"{code}.permuted": value.reshape(3, 4, 4, 5).permute(3, 1, 0, 2),
-            f"{code}.scalar": value[3, 4],
-            f"{code}.no rows": value[:0],
-            f"{code}.no columns": value[:, :0].t(),
-        }
-    tensors["channels last"] = tensor("F32", (2, 3, 9, 8)).to(memory_format=torch.channels_last)
-    return tensors
-
-
-@pytest.mark.parametrize("chunk_size", [16, 4096, 0], ids=["tiny", "chunks", "whole"])
-def test_every_dtype_shape_stride_and_tie_arrives_bit_for_bit(harness, chunk_size):
-    tensors = {**every_kind(), **odd_tensors()}
-    body = MemoryBody.of(tensors)
-    arrived, _, _ = harness.fetched(body, replace(QUICK, chunk_size=chunk_size))
-    assert_same_tensors(arrived.tensors, tensors)
-    assert arrived.layout == body.layout
-    assert all(value.is_contiguous() for value in arrived.tensors.values())
-    assert arrived.tensors["wte"] is arrived.tensors["lm_head"]
 
 
 @pytest.mark.nightly

@@ -5,6 +5,7 @@ import pytest
 from harness import QUICK
 from support import body_of
 
+from flstream.codecs.frames import FrameCodec, FrameCoder
 from flstream.errors import CodecError, StreamingError
 from flstream.model.memory import MemoryBody
 from flstream.streaming.coding import HEAD
@@ -93,14 +94,15 @@ def test_what_does_not_decode_to_what_was_encoded_is_fetched_as_it_is(harness, e
 
 @pytest.mark.parametrize("error", [ValueError("no"), MemoryError(), SystemExit(3)])
 def test_an_encoder_of_whatever_errors_does_not_end_the_service(harness, error):
-    def fail(*_):
-        raise error
+    class Failing(Halving):
+        def compress(self, data):
+            raise error
 
-    of_the_whole = Halving()
-    of_the_whole.encoder = fail
-    for codec in (Halving(fail), of_the_whole):
-        with pytest.raises(StreamingError, match="a frame cannot be encoded"):
-            fetched(harness, codec)
+        def encoder(self, name):
+            return FrameCoder(FrameCodec((), self, "mine.py:Failing"), BODY.layout)
+
+    with pytest.raises(StreamingError, match=r"mine.py:Failing raised .* at bytes 0 to 4096"):
+        fetched(harness, Failing())
     fetched(harness, Halving())
 
 

@@ -12,7 +12,7 @@ from support import body_of
 from flstream.errors import AbortedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
 from flstream.streaming import TensorSpec
-from flstream.streaming.api import add_arrays, download_arrays, download_specs
+from flstream.streaming.api import add_tensors, download_specs, download_tensors
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import HEADER_BYTES, PacketReader
@@ -54,16 +54,16 @@ def failing(start, stop):
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_sender_in_the_middle_of_a_frame_learns_of_a_failure_at_once(harness, direct):
     receiver = harness.receiver(direct=direct)
-    ref, other = (add_arrays(harness.service, ARRAYS, ["site-1"]) for _ in range(2))
+    ref, other = (add_tensors(harness.service, ARRAYS, ["site-1"]) for _ in range(2))
     with pytest.raises(ZeroDivisionError):
-        download_arrays(receiver, ref.id, on_progress=failing)
+        download_tensors(receiver, ref.id, on_progress=failing)
     assert ref.wait(10).reason == "site-1: ZeroDivisionError: of the caller"
     assert body_of(fetch(receiver, other.token)) == body_of(MemoryBody.of(ARRAYS))
 
 
 def test_tensors_that_are_looked_up_stay_on_offer_when_that_fails(harness):
     receiver = harness.receiver()
-    ref = add_arrays(harness.service, ARRAYS, ["site-1"], round=1)
+    ref = add_tensors(harness.service, ARRAYS, ["site-1"], round=1)
     specs = [TensorSpec("a", 1, tags=()), TensorSpec("b", 1, tags=())]
     with pytest.raises(ZeroDivisionError):
         download_specs(receiver, specs, on_progress=failing, framework="numpy")
@@ -77,9 +77,9 @@ def test_selected_tensors_go_to_those_of_their_names(harness, select):
     receiver = harness.receiver()
     for how in ("select", "specs"):
         into = {name: np.zeros_like(each) for name, each in ARRAYS.items()}
-        ref = add_arrays(harness.service, ARRAYS, ["site-1"], round=1)
+        ref = add_tensors(harness.service, ARRAYS, ["site-1"], round=1)
         if how == "select":
-            download_arrays(receiver, ref.id, into=into, select=select)
+            download_tensors(receiver, ref.id, into=into, select=select)
         else:
             specs = [TensorSpec(name, 1, tags=()) for name in select]
             download_specs(receiver, specs, into=into, framework="numpy")
@@ -93,9 +93,9 @@ def test_selected_tensors_go_to_those_of_their_names(harness, select):
     [({"a": np.zeros(4 * MIB, np.uint8)}, "'b' is selected"), ({"b": np.zeros(3)}, "does not fit")],
 )
 def test_what_is_selected_must_fit_what_it_goes_into(harness, into, sentence):
-    ref = add_arrays(harness.service, ARRAYS, ["site-1"])
+    ref = add_tensors(harness.service, ARRAYS, ["site-1"])
     with pytest.raises(LayoutError, match=sentence):
-        download_arrays(harness.receiver(), ref.id, into=into, select=["b"])
+        download_tensors(harness.receiver(), ref.id, into=into, select=["b"])
 
 
 @pytest.mark.parametrize("change", ["it was repainted", True, OSError("no such disk")])
@@ -110,7 +110,7 @@ def test_whatever_a_source_says_of_a_change_is_refused(harness, change):
 def test_an_abort_while_digests_are_taken_costs_no_other_offer(harness):
     receiver, signal = harness.receiver(), Signal()
     ref = harness.service.offer(Slow(0.05), ["site-1"])
-    other = add_arrays(harness.service, ARRAYS, ["site-1"])
+    other = add_tensors(harness.service, ARRAYS, ["site-1"])
     timer = threading.Timer(0.3, signal.set)
     timer.start()
     with pytest.raises(AbortedError):
@@ -130,7 +130,7 @@ def test_a_slow_source_is_not_blamed_on_its_receiver(harness):
 def test_a_receiver_that_takes_little_at_a_time_is_not_stalled(harness):
     arrays = {"w": np.zeros(24 * MIB, np.uint8)}
     # What the sender's socket holds takes the receiver 0.8 s, and all of it 2.4 s.
-    ref = add_arrays(harness.service, arrays, ["site-1"], stall_timeout=2.0)
+    ref = add_tensors(harness.service, arrays, ["site-1"], stall_timeout=2.0)
     remote = RemoteSource(harness.receiver(), ref.token, QUICK)
     for start, stop in remote.layout.ranges(MIB):
         remote.read(start, stop, memoryview(bytearray(stop - start)))
@@ -142,4 +142,4 @@ def test_a_receiver_that_takes_little_at_a_time_is_not_stalled(harness):
 @pytest.mark.parametrize("timeout", [float("nan"), "x"])
 def test_a_time_that_is_none_is_refused(harness, timeout):
     with pytest.raises(ValueError, match="a timeout of"):
-        add_arrays(harness.service, ARRAYS, ["site-1"]).wait(timeout)
+        add_tensors(harness.service, ARRAYS, ["site-1"]).wait(timeout)

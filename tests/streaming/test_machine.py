@@ -124,7 +124,7 @@ class Site:
     def _connect(self) -> Channel:
         machine = self._machine
         if machine.way == "tcp":
-            far = stranger.dial(machine.listener.address, machine.keys[self.name].key, "server")
+            far = stranger.dial(machine.listener.address, machine.keys[self.name].key)
             with socket.create_server(("127.0.0.1", 0)) as server:
                 ours = socket.create_connection(server.getsockname())
                 near, _ = server.accept()
@@ -195,7 +195,7 @@ class Transfers(RuleBasedStateMachine):
         self.hits: list[Harm] = []
 
         self.service = DownloadService()
-        self.listener = api.listen(self.service, "127.0.0.1:0", "server")
+        self.listener = api.listen(self.service, "127.0.0.1:0")
         self.keys = {name: self.listener.admit(name) for name in ("site-1", "site-2")}
 
     @initialize(way=st.sampled_from([*WAYS, "tcp"]))
@@ -209,11 +209,10 @@ class Transfers(RuleBasedStateMachine):
         tensors = model(size, self.version)
         path = self.folder / "offered.safetensors"
         match kind:
-            case "tensors":
+            case "tensors" | "arrays":
+                if kind == "arrays":
+                    tensors = {name: value.numpy() for name, value in tensors.items()}
                 ref = api.add_tensors(self.service, tensors, names, **options)
-            case "arrays":
-                tensors = {name: value.numpy() for name, value in tensors.items()}
-                ref = api.add_arrays(self.service, tensors, names, **options)
             case "file" | "mapped":
                 path.unlink(missing_ok=True)
                 write_checkpoint(path, MemoryBody.of(tensors))

@@ -26,11 +26,9 @@ from flstream.streaming import (
     Signal,
     StartToken,
     StreamSettings,
-    add_arrays,
     add_tensors,
     connect,
     connection,
-    download_arrays,
     download_tensors,
     listen,
 )
@@ -171,9 +169,9 @@ def fetch(link, nbytes, settings):
         DownloadService() as service,
     ):
         service.attach(server, "site-1")
-        ref = add_arrays(service, {"w": sent}, ["site-1"])
+        ref = add_tensors(service, {"w": sent}, ["site-1"])
         with Receiver(site, "server") as receiver:
-            _, received = download_arrays(receiver, ref.id, settings=settings)
+            _, received = download_tensors(receiver, ref.id, settings=settings)
             assert np.array_equal(received["w"], sent)
 
 

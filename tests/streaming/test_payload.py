@@ -4,6 +4,7 @@ import dataclasses
 from collections import OrderedDict, defaultdict, namedtuple
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, field, replace
+from decimal import Decimal
 from enum import Enum, Flag
 from fractions import Fraction
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 from support import as_bytes, tensor
 
-from flstream.client.fl_model import FLModel, ParamsType
+from flstream.client.fl_model import FLModel
 from flstream.errors import LayoutError, PayloadError
 from flstream.model.copy import copy
 from flstream.model.dtypes import BY_CODE, numpy_dtype
@@ -37,16 +38,14 @@ from flstream.streaming.payload import (
     unpack,
 )
 
-REGISTRY = Registry()
 
-
-@REGISTRY.register_enum
+@default_registry.register_enum
 class Colour(Enum):
     RED = 1
     BLUE = "b"
 
 
-@REGISTRY.register_dataclass
+@default_registry.register_dataclass
 @dataclass(frozen=True)
 class Point:
     x: Any
@@ -63,23 +62,21 @@ class Named(NamedTuple):
 
 
 Mixed = Flag("Mixed", "A B")
-REGISTRY.register(
+default_registry.register(
     Decomposer("fraction", Fraction, Fraction.as_integer_ratio, lambda parts: Fraction(*parts))
 )
-REGISTRY.register_dataclass(Rung)
-REGISTRY.register_enum(Mixed)
-REGISTRY.register_dataclass(Named, "of a long name" * 6)
-REGISTRY.register_enum(ParamsType)
-REGISTRY.register_dataclass(FLModel)
+default_registry.register_dataclass(Rung)
+default_registry.register_enum(Mixed)
+default_registry.register_dataclass(Named, "of a long name" * 6)
 
 
 def through(value: object) -> Any:
     """A value as a receiver has it once the bytes of its tensors are copied."""
-    message, sent = pack(value, REGISTRY)
+    message, sent = pack(value)
     source = MemoryBody.of(sent)
     sink = MemoryBody.allocate(source.layout)
     copy(source, sink)
-    return unpack(message, sink.tensors, REGISTRY)
+    return unpack(message, sink.tensors)
 
 
 def shown(value: Any) -> object:
@@ -156,7 +153,7 @@ def test_a_tensor_is_named_by_the_path_to_it():
     one, two, three = (torch.zeros(1) for _ in range(3))
     value = {"a": {"b": one}, 'a"]["b': [two], 3: Point(three)}
     names = ['payload["a"]["b"]', 'payload["a\\"][\\"b"][0]', 'payload[3]["x"]']
-    assert list(pack(value, REGISTRY)[1]) == names
+    assert list(pack(value)[1]) == names
     assert list(pack(one)[1]) == ["payload"]
 
 
@@ -166,7 +163,7 @@ def test_the_same_tensor_met_twice_travels_once_and_is_one_again():
     arrived = through(value)
     assert shown(arrived) == shown(value)
     assert all(arrived[place] is arrived[place + 1] for place in (0, 2, 4))
-    assert len(payload_body(value[:6], REGISTRY).layout.tensors) == 4  # with the message
+    assert len(payload_body(value[:6]).layout.tensors) == 4  # with the message
 
 
 SQUARE, COMPLEX = torch.arange(9.0).reshape(3, 3), torch.tensor([1 + 2j])
@@ -258,7 +255,7 @@ def nested(depth: int) -> Any:
 def test_what_cannot_be_sent_is_refused_by_its_path(value, sentence):
     place = r'payload\["a"\]\[3\]\["x"\]'
     with pytest.raises(PayloadError, match=f"{place}{sentence}"):
-        payload_body({"a": [torch.zeros(1), 0, 0, Point(value)]}, REGISTRY)
+        payload_body({"a": [torch.zeros(1), 0, 0, Point(value)]})
 
 
 def test_the_depth_that_is_sent_is_the_depth_that_is_received():
@@ -314,7 +311,7 @@ def typed(name: str, *content: object) -> bytes:
 )
 def test_a_malformed_message_is_refused_with_what_is_wrong(content, sentence):
     with pytest.raises(PayloadError, match=sentence):
-        unpack(content, {"w": torch.zeros(2)}, REGISTRY)
+        unpack(content, {"w": torch.zeros(2)})
 
 
 MIXED = {
@@ -322,7 +319,7 @@ MIXED = {
     "list": [1, 2.5, None, True, "text", b"bytes", 2**80, Colour.RED, Fraction(1, 3), {1, "2"}],
     3: (Point(np.float32(1)), OrderedDict(a=torch.zeros(()))),
 }
-SENT, KNOWN = pack(MIXED, REGISTRY)
+SENT, KNOWN = pack(MIXED)
 NODES = msgspec.msgpack.decode(SENT)
 damage = st.builds(
     lambda at, data, stop: (SENT[:at] + data + SENT[at + len(data) :])[:stop],
@@ -342,7 +339,7 @@ shuffles = st.builds(
 @given(st.binary(max_size=40) | damage | shuffles)
 def test_junk_and_mutated_messages_end_in_payload_errors_only(data):
     with suppress(PayloadError):
-        unpack(data, KNOWN, REGISTRY)
+        unpack(data, KNOWN)
 
 
 # Under one ref.
@@ -387,14 +384,14 @@ def test_a_module_receives_into_its_own_parameters_and_the_rest_gets_new_memory(
     assert arrived["more"][0] is array
 
 
-def debt(payload: torch.Tensor) -> Fraction:
+def debt(payload: torch.Tensor) -> Decimal:
     raise RuntimeError(f"no debts of {payload.sum()}")
 
 
-INDEBTED = Registry()
-DEBTS = {"name": "sum", "supported_type": Fraction, "recompose": debt}
+DEBTS = {"name": "sum", "supported_type": Decimal, "recompose": debt}
 # Any object with a decomposer's attributes is one.
-INDEBTED.register(SimpleNamespace(**DEBTS, decompose=lambda it: torch.full((5000,), float(it))))
+owed = SimpleNamespace(**DEBTS, decompose=lambda it: torch.full((5000,), float(it)))
+default_registry.register(owed)
 SAME = np.zeros(4, np.float32)
 ITSELF = np.frombuffer(message(Ext(ARRAY, b"message")), np.uint8)
 
@@ -407,7 +404,7 @@ ITSELF = np.frombuffer(message(Ext(ARRAY, b"message")), np.uint8)
         (LayoutError, r"""'payload\[0\]' is not contiguous""", [SAME], [torch.zeros(8)[::2]]),
         # Two tensors cannot be received into one memory.
         (LayoutError, r"""'payload\[1\]'""", [SAME, SAME + 1], [SAME, torch.from_numpy(SAME)]),
-        (PayloadError, r"payload\[0\]: no debts of 10000", [Fraction(2)], None),
+        (PayloadError, r"payload\[0\]: no debts of 10000", [Decimal(2)], None),
         (PayloadError, "is no payload: it lacks a message", {"w": torch.zeros(2)}, None),
         (PayloadError, "it lacks a message", {"message": torch.zeros(9)}, None),
         (PayloadError, "it lacks a message", {"message": np.zeros(0, np.uint8)}, None),
@@ -419,11 +416,10 @@ ITSELF = np.frombuffer(message(Ext(ARRAY, b"message")), np.uint8)
 def test_what_cannot_be_received_is_an_error_and_the_sender_hears_why(
     harness, error, sentence, sent, into
 ):
-    body = MemoryBody.of(sent) if isinstance(sent, dict) else payload_body(sent, INDEBTED)
+    body = MemoryBody.of(sent) if isinstance(sent, dict) else payload_body(sent)
     ref, receiver = harness.service.offer(body, ["site-1"]), harness.receiver()
-    how = {"settings": QUICK, "registry": INDEBTED}
     with pytest.raises(error, match=sentence):
-        download_payload(receiver, ref.token, into=into, **how)
+        download_payload(receiver, ref.token, into=into, settings=QUICK)
     assert ref.wait(30).status == "aborted"
     # The channel serves on.
     ref = add_payload(harness.service, [1], ["site-1"])

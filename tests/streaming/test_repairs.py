@@ -9,7 +9,7 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import AbortedError, ChannelClosedError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import Receiver, Signal, StreamSettings
+from flstream.streaming import Receiver, Signal
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.wire import Close, Fetch, Open, Ping, Refused
@@ -98,20 +98,6 @@ def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
     with pytest.raises(RefusedError, match="settled"):
         remote.read(0, ALL, memoryview(bytearray(ALL)))
     assert pings()
-
-
-def test_damage_all_over_a_model_is_repaired_by_one_more_request(harness):
-    tensors = {"w": tensor("U8", (80_000,))}
-
-    def every_other(number, packet):
-        if number % 2 and number <= 5000:
-            packet[HEADER_BYTES] ^= 4
-
-    receiver, watch = harness.watched(every_other)
-    how = StreamSettings(16, 30.0)
-    sink, cost, _ = harness.fetched(MemoryBody.of(tensors), how, receiver=receiver)
-    assert_same_tensors(sink.tensors, tensors)
-    assert (cost.requests, cost.retries, cost.chunks, len(watch.frames)) == (2, 1, 5000, 7500)
 
 
 @pytest.mark.parametrize("ends", ["time", "abort"])

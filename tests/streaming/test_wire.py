@@ -1,6 +1,5 @@
 """Packets come back as they were packed; what is damaged is known for it, and junk is no packet."""
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from flstream.streaming.wire import (
     ENCODED,
     FRAME,
     HEADER_BYTES,
-    MAX_RANGES,
     MESSAGE,
     REPLIES,
     REQUESTS,
@@ -69,25 +67,3 @@ def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, d
     except ProtocolError:
         return
     pack_message(Refused(read.number, "no"))
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        msgspec.msgpack.encode(Close(bytes(16), 1, False, "WORD")).replace(b"WORD", b"\xff" * 4),
-        b"\x81\xa1z" + b"\x91" * 60_000 + b"\x00",
-        msgspec.msgpack.encode(Refused(1, "no")),
-        # No answer could carry these numbers.
-        *(msgspec.msgpack.encode(Open(bytes(16), number)) for number in (-1, 2**32, 2**63)),
-        msgspec.msgpack.encode(Ping(bytes(15), 1)),
-        msgspec.msgpack.encode(Fetch(bytes(16), 1, [], 16)),
-        msgspec.msgpack.encode(Fetch(bytes(16), 1, [(0, 16)] * (MAX_RANGES + 1), 16)),
-    ],
-    ids=[
-        *("text that is not UTF-8", "arrays without end", "a reply", "-1", "2^32", "2^63"),
-        *("a short token", "no range", "too many ranges"),
-    ],
-)
-def test_a_payload_that_is_no_request_is_refused(payload):
-    with pytest.raises(ProtocolError):
-        decode(REQUESTS, payload, "peer")

@@ -33,7 +33,7 @@ class Listening:
         sock = self.raw()
         greeting = b"FLSA\1" + bytes(3) + b"receiver" + bytes(8) + self.token.id + os.urandom(32)
         sock.sendall(greeting)
-        return sock, self.token.proof(b"dials", greeting, sock.recv(32), "")
+        return sock, self.token.proof(b"dials", greeting, sock.recv(32))
 
     def let_in(self, role="receiver", token=None):
         """Connect with the key; return who that was, and the two ends, closed."""
@@ -82,14 +82,14 @@ def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_
 
 
 @pytest.mark.parametrize(
-    ("token", "role", "run"),
-    [(StartToken.new(), "receiver", ""), (None, "agent", ""), (None, "receiver", "yesterday")],
-    ids=["another key", "another role", "another run"],
+    ("token", "role"),
+    [(StartToken.new(), "receiver"), (None, "agent")],
+    ids=["another key", "another role"],
 )
-def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(anywhere, token, role, run):
+def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(anywhere, token, role):
     token = token or anywhere.token
     with pytest.raises(ChannelClosedError, match=f"server at {anywhere.address} closed the connec"):
-        dial(anywhere.address, token, "server", role, run)
+        dial(anywhere.address, token, "server", role)
     assert anywhere.listener.strangers == 1
     assert anywhere.accepted.empty()
 

@@ -81,7 +81,7 @@ def test_a_peer_fetches_a_model_and_nothing_that_is_on_offer_to_the_server(two, 
         offered = link.ask(offer, Offered)
         with pytest.raises(StreamingError):  # a worker has one task at a time
             RemoteSource(earlier, first.token, StreamSettings())
-    with pytest.raises(StreamingError, match="another key, role"):
+    with pytest.raises(StreamingError, match="another key or role"):
         peers.dial(offered, SERVER)
     with peers.dial(offered) as receiver:
         with pytest.raises(StreamingError, match="not on offer"):

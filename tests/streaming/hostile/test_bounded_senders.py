@@ -10,7 +10,7 @@ import pytest
 from nightly_cases import first_and_nightly
 from packets import greeting, message
 
-from flstream.streaming.api import add_arrays, download_arrays
+from flstream.streaming.api import add_tensors, download_tensors
 from flstream.streaming.settings import StreamSettings
 
 MIB = 1 << 20
@@ -23,8 +23,8 @@ def honest(harness):
     receiver = harness.receiver("site-2")
 
     def download(array, settings=QUICK):
-        ref = add_arrays(harness.service, {"a": array}, ["site-2"])
-        return download_arrays(receiver, ref.token, settings=settings, optional=True)
+        ref = add_tensors(harness.service, {"a": array}, ["site-2"])
+        return download_tensors(receiver, ref.token, settings=settings, optional=True)
 
     return download
 
@@ -76,7 +76,7 @@ def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
     # The layout has 1 MiB, and the large tensor is to be gathered.
     arrays = {f"{'a' * 30}{number}": np.zeros(1, np.uint8) for number in range(10_000)}
     arrays["a"] = np.ones((16, 4 * MIB), np.uint8).T
-    ref = add_arrays(harness.service, arrays, ["site-1", "site-3"])
+    ref = add_tensors(harness.service, arrays, ["site-1", "site-3"])
     asked = b"".join(ATTACKS[kind](n, ref.token) for n in range(1, 51))
     sock = harness.socket("site-1")
     growth = watch_growth()
@@ -95,13 +95,13 @@ def test_a_receiver_that_asks_without_end_has_its_turn_as_others_have(
 
 def test_two_channels_of_one_name_do_not_end_each_others_downloads(harness):
     service, (first, last) = harness.service, [harness.receiver("site-4") for _ in range(2)]
-    ref = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
+    ref = add_tensors(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
     first.close()
     service.offer(ref.source, []).abort("only to have the service look at its channels")
-    assert download_arrays(last, ref.token, settings=QUICK)[0].ok
+    assert download_tensors(last, ref.token, settings=QUICK)[0].ok
     assert ref.wait(30).ok
     # Once the last one has ended, so has the receiver.
-    again = add_arrays(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
+    again = add_tensors(service, {"a": np.ones(1000, np.uint8)}, ["site-4"])
     last.close()
     assert again.wait(30).status == "aborted"
 

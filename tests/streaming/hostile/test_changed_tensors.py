@@ -1,5 +1,6 @@
 """A sender that changes what it offers while it is fetched: what torch can tell is no success."""
 
+import os
 import re
 
 import pytest
@@ -28,6 +29,10 @@ def of_a_file(_weight, path):
         file.write(bytes(HALF))
 
 
+def cut_short(_weight, path):
+    os.truncate(path, HALF)
+
+
 def through_numpy(weight, _path):
     weight.numpy()[HALF:] = 2
 
@@ -39,17 +44,20 @@ def through_numpy(weight, _path):
         (by_torch, 2 * HALF, True),  # after the last byte, and before it counts as sent
         (through_a_view, HALF, True),
         (of_a_file, HALF, True),
+        (cut_short, HALF, True),
         (through_numpy, HALF, False),  # as docs/internals/protocol.md says
     ],
 )
 @pytest.mark.parametrize("sink", ["memory", "file"])
+@pytest.mark.parametrize("direct", [False, True], ids=["frames", "direct"])
 def test_a_change_that_can_be_seen_ends_the_download_on_both_sides(
-    harness, tmp_path, change, at, is_seen, sink
+    harness, tmp_path, change, at, is_seen, sink, direct
 ):
     weight = torch.ones(2 * HALF, dtype=torch.uint8)
     sent, received = tmp_path / "m.safetensors", tmp_path / "received"
     save_file({"w": weight}, sent)
-    if change is of_a_file:
+    receiver = harness.receiver(direct=direct)
+    if change in (of_a_file, cut_short):
         ref = add_file(harness.service, sent, ["site-1"])
     else:
         ref = add_tensors(harness.service, {"w": weight}, ["site-1"])
@@ -59,15 +67,16 @@ def test_a_change_that_can_be_seen_ends_the_download_on_both_sides(
         "optional": True,
     }
     if sink == "file":
-        status, _ = download_file(harness.receiver(), ref.token, received, **options)
+        status, _ = download_file(receiver, ref.token, received, **options)
     else:
-        status, _ = download_tensors(harness.receiver(), ref.token, **options)
+        status, _ = download_tensors(receiver, ref.token, **options)
     outcome = ref.wait(30)
     assert (status.ok, outcome.ok) == (not is_seen, not is_seen)
     if is_seen:
-        name = "m.safetensors" if change is of_a_file else "'w'"
-        assert re.search(rf"{name}.* was changed", status.reason)
-        assert "was changed" in outcome.reason
+        name = "m.safetensors" if change in (of_a_file, cut_short) else "'w'"
+        flaw = "ends at byte|cut short" if change is cut_short else "was changed"
+        assert re.search(rf"{name}.* ({flaw})", status.reason)
+        assert re.search(flaw, outcome.reason)
         assert not received.exists()
 
 

@@ -11,9 +11,8 @@ import torch
 from flstream.errors import CheckpointError, LayoutError, PayloadError
 from flstream.streaming import (
     StreamSettings,
-    add_arrays,
     add_payload,
-    download_arrays,
+    add_tensors,
     download_file,
     download_payload,
     download_tensors,
@@ -36,7 +35,7 @@ def receiver(harness):
 def fails(harness, receiver):
     """Expects of a download that it fails, and that the sender learns why."""
 
-    def fails(error, sentence, download, *args, add=add_arrays, of=None, **options):
+    def fails(error, sentence, download, *args, add=add_tensors, of=None, **options):
         ref = add(harness.service, of or ones(), ["site-1"])
         with pytest.raises(error, match=sentence):
             download(receiver, ref.token, *args, settings=QUICK, **options)
@@ -44,7 +43,7 @@ def fails(harness, receiver):
         assert outcome.status == "aborted"
         assert re.match(f"site-1: .*{sentence}", outcome.reason)
         # The channel is as good as before.
-        assert download_arrays(receiver, add_arrays(harness.service, ones(), ["site-1"]).id)[0].ok
+        assert download_tensors(receiver, add_tensors(harness.service, ones(), ["site-1"]).id)[0].ok
 
     return fails
 
@@ -57,7 +56,7 @@ def raises(*_):
 @pytest.mark.parametrize("nbytes", [1000, MIB])
 def test_an_error_of_a_callback_reaches_the_sender(fails, argument, nbytes):
     options = {argument: raises, "of": ones(nbytes)}
-    fails(ZeroDivisionError, "of the user's", download_arrays, **options)
+    fails(ZeroDivisionError, "of the user's", download_tensors, **options)
 
 
 def test_a_sink_that_cannot_be_written_reaches_the_sender(fails):
@@ -93,14 +92,14 @@ def test_a_disk_that_refuses_the_last_step_is_a_failure_for_the_sender(
 def test_a_receiver_that_stalls_is_named_by_the_offer_itself(harness, receiver):
     service = harness.service
     settled = threading.Event()
-    ref = add_arrays(
+    ref = add_tensors(
         service,
         {"w": np.ones(8 * MIB, np.uint8)},
         ["site-1", "site-2"],
         on_settled=lambda _: settled.set(),
         stall_timeout=0.5,
     )
-    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
+    assert download_tensors(receiver, ref.token, settings=QUICK)[0].ok
     assert settled.wait(10)  # nobody waits for the ref
     assert ref.outcome.status == "aborted"
     assert ref.outcome.reason.startswith("site-2: it stalled (sent 0 B of 8 MiB, nothing from it")
@@ -114,23 +113,23 @@ def test_a_callback_may_close_the_service(harness, receiver):
         service.close()
         closed.set()
 
-    ref = add_arrays(service, {"w": np.ones(10)}, ["site-1"], on_settled=close)
-    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
+    ref = add_tensors(service, {"w": np.ones(10)}, ["site-1"], on_settled=close)
+    assert download_tensors(receiver, ref.token, settings=QUICK)[0].ok
     assert closed.wait(10)
 
 
 def test_an_offer_to_nobody_is_finished_and_one_to_a_text_is_refused(harness):
-    ref = add_arrays(harness.service, {"w": np.ones(10)}, [])
+    ref = add_tensors(harness.service, {"w": np.ones(10)}, [])
     assert ref.wait(0).ok
     with pytest.raises(ValueError, match="receivers is the text 'site-1'; give a list"):
-        add_arrays(harness.service, {"w": np.ones(10)}, "site-1")
+        add_tensors(harness.service, {"w": np.ones(10)}, "site-1")
     with pytest.raises(ValueError, match=r"receivers are .None.; give their names"):
-        add_arrays(harness.service, {"w": np.ones(10)}, [None])
+        add_tensors(harness.service, {"w": np.ones(10)}, [None])
 
 
 @pytest.mark.parametrize("timeout", [1e300, float("inf")])
 def test_a_stall_timeout_without_end_does_not_stop_the_service(harness, receiver, timeout):
     array = {"w": np.ones(10)}
-    ref = add_arrays(harness.service, array, ["site-1"], stall_timeout=timeout)
-    assert download_arrays(receiver, ref.token, settings=QUICK)[0].ok
+    ref = add_tensors(harness.service, array, ["site-1"], stall_timeout=timeout)
+    assert download_tensors(receiver, ref.token, settings=QUICK)[0].ok
     assert ref.wait(10).ok

@@ -8,7 +8,7 @@ import pytest
 from nightly_cases import first_and_nightly
 from packets import FRAME, message, packed
 
-from flstream.streaming import Limits, Signal, StreamSettings, download_arrays, download_file
+from flstream.streaming import Limits, Signal, StreamSettings, download_file, download_tensors
 from flstream.streaming import receiver as receiver_module
 
 MIB = 1 << 20
@@ -105,7 +105,7 @@ def test_an_abort_ends_a_download_whose_bytes_keep_coming(chunk_size):
 
         channel.receive_some = counting
         how = {"settings": StreamSettings(chunk_size, ping_timeout=60), "abort_signal": abort}
-        status, _ = download_arrays(receiver, TOKEN, optional=True, **how)
+        status, _ = download_tensors(receiver, TOKEN, optional=True, **how)
     assert status.code == "aborted"
     assert sum(taken) < 32 * MIB
 
@@ -125,13 +125,13 @@ ENDLESS = {
 def test_a_sender_that_goes_on_without_end_is_given_up(case, again, monkeypatch):
     monkeypatch.setattr(receiver_module, "_MOST_REPEATED", 1 << 18)
     with liars.receiver_of(case, again=again) as (receiver, _):
-        status, _ = download_arrays(receiver, TOKEN, **QUICK)
+        status, _ = download_tensors(receiver, TOKEN, **QUICK)
     assert "liar repeats itself" in status.reason
 
 
 def test_a_reason_gives_no_commands_to_a_terminal():
     with liars.receiver_of("a refusal", reason="\x1b[2J\x1b]0;gone\x07" * 2000) as (receiver, _):
-        status, _ = download_arrays(receiver, TOKEN, **QUICK)
+        status, _ = download_tensors(receiver, TOKEN, **QUICK)
     assert status.code == "refused"
     assert status.reason.isprintable()
     assert r"\x1b[2J" in status.reason
@@ -141,6 +141,6 @@ def test_a_reason_gives_no_commands_to_a_terminal():
 @pytest.mark.parametrize("token", [b"", b"short", bytes(17), "x" * 16, "ab", None])
 def test_a_token_that_is_none_is_refused_at_once(token):
     with liars.receiver_of("silence") as (receiver, _):
-        status, _ = download_arrays(receiver, token, **QUICK)
+        status, _ = download_tensors(receiver, token, **QUICK)
     assert status.code == "refused"
     assert "a ref's token has 16 bytes, or 32 hexadecimal digits, and this is" in status.reason
