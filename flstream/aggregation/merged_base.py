@@ -24,7 +24,7 @@ _MOST_NUMBERS = 1 << 18
 
 
 class Scaling(NamedTuple):
-    """How PEFT scales a product of factors that it adds to a weight, by ``adapter_config.json``.
+    """Scale at which PEFT adds a product of factors to a weight, by ``adapter_config.json``.
 
     Attributes:
         factor: Number by which the product is multiplied.
@@ -104,10 +104,10 @@ def _changes(base: FileSource, residual: FileSource, scaling: Scaling) -> dict[s
         if layer == name:
             continue
         pair, weight = residual_pair(layer), f"{layer_in_base(layer)}.weight"
-        left, right = (_matrix(residual, factor) for factor in (pair.b, pair.a))
-        change = Factors(scaling.factor * left, right)
+        factor_b, factor_a = (_matrix(residual, factor) for factor in (pair.b, pair.a))
+        change = Factors(scaling.factor * factor_b, factor_a)
         spec = base.layout.find(weight)
-        shape = len(left), right.shape[1]
+        shape = len(factor_b), factor_a.shape[1]
         if spec is None or spec.dtype not in FLOATS or spec.shape not in (shape, shape[::-1]):
             raise LayoutError(
                 f"the residual of {layer!r} changes a weight of shape {list(shape)}, and the base "

@@ -16,7 +16,6 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import psutil
 
 from flstream.bench.cases import BenchPlan, Case, Need
 from flstream.errors import AbortedError, SimulationError, UsageError
@@ -25,6 +24,7 @@ from flstream.runs.history import RoundRecord
 from flstream.runs.journal import read_history
 from flstream.runs.run_directory import RunDirectory
 from flstream.runs.summary import Summary
+from flstream.simulation.forecast import available_in
 from flstream.simulation.interruption import undisturbed
 from flstream.simulation.launcher import simulate
 from flstream.telemetry.machine import machine_facts, processor_name
@@ -55,7 +55,7 @@ class Figures:
 
 
 @dataclass
-class Result:
+class CaseResult:
     """Measurements of a case."""
 
     case: Case
@@ -76,14 +76,14 @@ class Result:
         rows = [asdict(run) for run in self.runs]
         return Figures(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
-    def ratio(self, results: Sequence[Result]) -> float | None:
+    def ratio(self, results: Sequence[CaseResult]) -> float | None:
         """Return a round's seconds over those of the first case; None without any."""
         medians = [result.median for result in results]
         first = next((figures for figures in medians if figures is not None), None)
         return self.median.seconds / first.seconds if self.median and first else None
 
 
-def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[Result]:
+def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[CaseResult]:
     """Run the cases of a plan in turn, as often as it repeats them.
 
     A case for which there is not enough memory or disk is not run. One that fails is not repeated.
@@ -102,7 +102,7 @@ def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[
         AbortedError: Ctrl-C stopped a run.
         KeyboardInterrupt: Ctrl-C came between two runs.
     """
-    results = [Result(case, plan.need(case)) for case in plan.cases]
+    results = [CaseResult(case, plan.need(case)) for case in plan.cases]
     with _temporary_folder(folder) as work:
         for number in range(1, plan.repeat + 1):
             for result in results:
@@ -124,7 +124,7 @@ def measure(plan: BenchPlan, folder: Path, tell: Callable[[str], None]) -> list[
     return results
 
 
-def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
+def document(plan: BenchPlan, results: Sequence[CaseResult]) -> dict[str, Any]:
     """Convert a bench's results to JSON, with bytes and seconds as numbers."""
     keys = ("model_bytes", "clients", "tensors", "rounds", "repeat")
     return {
@@ -152,15 +152,15 @@ def document(plan: BenchPlan, results: Sequence[Result]) -> dict[str, Any]:
 
 def _lack(need: Need, folder: Path) -> str:
     """Return the memory or disk that a case lacks on this machine; empty if it fits."""
-    memory, disk = psutil.virtual_memory().available, shutil.disk_usage(folder).free
-    if need.memory > memory:
-        return f"needs about {format_bytes(need.memory)}, {format_bytes(memory)} available"
-    if need.disk > disk:
-        return f"needs about {format_bytes(need.disk)} of disk, {format_bytes(disk)} free"
+    room = available_in(folder)
+    if need.memory > room.memory:
+        return f"needs about {format_bytes(need.memory)}, {format_bytes(room.memory)} available"
+    if room.disk is not None and need.disk > room.disk:
+        return f"needs about {format_bytes(need.disk)} of disk, {format_bytes(room.disk)} free"
     return ""
 
 
-def _run(plan: BenchPlan, result: Result, work: Path) -> None:
+def _run(plan: BenchPlan, result: CaseResult, work: Path) -> None:
     """Run a case once, and add its figures to its result."""
     with tempfile.TemporaryDirectory(prefix="run-", dir=work) as path:
         run = RunDirectory.create("exchange", Path(path))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from flstream.client import session
 from flstream.client.fl_model import FLModel
 from flstream.client.optimizer_state import load_optimizer
 from flstream.client.own_files import KeptTensors, kept_path, load_state, save_state
+from flstream.client.seeding import generators, restore_generators
 from flstream.errors import ClientError
 from flstream.job.bodies import INNER_STEPS, KEEPS_MOMENTS, LATE_ALPHA, LATE_STEP, NUM_STEPS
 from flstream.model.layout import Layout
@@ -149,7 +147,7 @@ class OuterSteps:
             self._begin_anew(model, own)
         else:
             number, names = last.steps, last.names
-            last.restore_generators()
+            restore_generators(last.generators)
         steps = self._steps_of(model)
         # 0 for none; the last one is the segment's end.
         late_step = int(model.meta.get(LATE_STEP, 0))
@@ -281,24 +279,11 @@ class OuterSteps:
         names: list[str],
     ) -> None:
         """Write the site's state at a segment's end into its own files."""
-        import torch
-
         KeptTensors.of(site_session, _REPLICA).write(replica)
-        numpy: Any = np.random.get_state()
-        name, keys, *place = numpy
-        # Without CUDA in use, there is nothing to keep, and asking would take up its memory.
-        has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        cuda = torch.cuda.get_rng_state_all() if has_cuda else []
-        generators = (
-            random.getstate(),
-            (name, keys.tolist(), *place),
-            torch.get_rng_state(),
-            cuda,
-        )
         optimizer = self._optimizer.state_dict()
         if site_session.turns.optimizer_state == "reset":
             optimizer["state"] = {}
-        segment = _Segment(round_number, steps, names, optimizer, self._states(), generators)
+        segment = _Segment(round_number, steps, names, optimizer, self._states(), generators())
         save_state(
             kept_path(site_session, _REST, ".pt"),
             segment._asdict(),
@@ -332,14 +317,3 @@ class _Segment(NamedTuple):
     optimizer: dict[str, Any]
     stateful: dict[str, Any]
     generators: tuple[Any, ...]
-
-    def restore_generators(self) -> None:
-        """Set the random generators."""
-        import torch
-
-        python, (name, keys, *place), of_torch, of_devices = self.generators
-        random.setstate(python)
-        np.random.set_state((name, np.array(keys, dtype=np.uint32), *place))
-        torch.set_rng_state(of_torch)
-        if of_devices:
-            torch.cuda.set_rng_state_all(of_devices)

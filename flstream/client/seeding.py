@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +29,42 @@ def seed_everything(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def generators() -> tuple[Any, ...]:
+    """Return the states of the global generators of Python, NumPy, torch, and its devices.
+
+    They are plain values and tensors.
+    """
+    import torch
+
+    numpy: Any = np.random.get_state()
+    name, keys, *place = numpy
+    # Without CUDA in use, there is nothing to keep, and asking would take up its memory.
+    has_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    of_devices = torch.cuda.get_rng_state_all() if has_cuda else []
+    of_numpy = name, torch.from_numpy(keys), *place
+    return random.getstate(), of_numpy, torch.get_rng_state(), of_devices
+
+
+def restore_generators(states: tuple[Any, ...]) -> None:
+    """Restore states that :func:`generators` returned."""
+    import torch
+
+    python, (name, keys, *place), of_torch, of_devices = states
+    random.setstate(python)
+    np.random.set_state((name, keys.numpy(), *place))
+    torch.set_rng_state(of_torch)
+    if of_devices:
+        torch.cuda.set_rng_state_all(of_devices)
+
+
 @contextmanager
 def kept_generators() -> Iterator[None]:
     """Restore the global generators at the end of the block."""
-    import torch
-
-    python, numpy = random.getstate(), np.random.get_state()
+    states = generators()
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        restore_generators(states)
 
 
 def own_seed(seed: int) -> int:

@@ -57,9 +57,9 @@ class NodeHost:
 
     def describe(self, run: RunDirectory, nonce: str, expected: Mapping[str, str]) -> str:
         """Return the name of the processor of a node that can be used."""
-        found, copy = versions(), os.getcwd()
+        installed, copy = versions(), os.getcwd()
         for library in _EQUAL:
-            own, theirs = found.get(library, "none"), expected.get(library, "none")
+            own, theirs = installed.get(library, "none"), expected.get(library, "none")
             if own != theirs:
                 raise SimulationError(
                     f"it has {library} {own}, and the run {theirs}; install the same, since other "

@@ -375,11 +375,11 @@ def _opened(path: Path, written: Path, *, keep: bool) -> int:
         raise CheckpointError(f"{quotable(str(path))} cannot be written: {flaw}") from error
 
 
-def _claim(file: BodyFile, kept: int, header: bytes) -> None:
-    """Write a file's header, and claim its space, of which the first ``kept`` bytes are kept."""
+def _claim(file: BodyFile, kept_bytes: int, header: bytes) -> None:
+    """Write a file's header, and claim its space, of which the first ``kept_bytes`` are kept."""
     size = len(header) + file.layout.nbytes
     try:
-        os.ftruncate(file.fd, kept)
+        os.ftruncate(file.fd, kept_bytes)
         if size:
             # Claiming the space now finds a full disk before the work is done, not after.
             os.posix_fallocate(file.fd, 0, size)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from flstream.bench.cases import BenchPlan
-from flstream.bench.measuring import Result
+from flstream.bench.measuring import CaseResult
 from flstream.report.console import print_tables
 from flstream.report.table import Column, Table
 from flstream.report.text import counted, wrapped
@@ -27,7 +27,7 @@ _ERROR_NOTE = (
 )
 
 
-def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) -> None:
+def print_bench(console: Console, plan: BenchPlan, results: Sequence[CaseResult]) -> None:
     """Print the figures of each case, reasons for missing ones, and how to read them."""
     size, clients = format_bytes(plan.model_bytes), counted(plan.clients, "client")
     runs = f"medians of {plan.repeat} runs" if plan.repeat > 1 else "one run of each case"
@@ -48,7 +48,7 @@ def print_bench(console: Console, plan: BenchPlan, results: Sequence[Result]) ->
             console.print(Text(line, style=style))
 
 
-def _columns(results: Sequence[Result], *, with_codecs: bool) -> list[Column]:
+def _columns(results: Sequence[CaseResult], *, with_codecs: bool) -> list[Column]:
     digest = next((result.digest for result in results if result.runs), "")
     columns = [
         Column("seconds", "seconds", 0, "median.seconds"),
@@ -63,13 +63,13 @@ def _columns(results: Sequence[Result], *, with_codecs: bool) -> list[Column]:
         Column("all PSS", "bytes", 0, "median.total_pss"),
     ]
 
-    def error(result: Result) -> str:
+    def error(result: CaseResult) -> str:
         return "exact" if result.digest == digest else f"{result.loss or 0:.2%}"
 
     return [*columns, Column("error", "text", 0, error)] if with_codecs else columns
 
 
-def _shortfall(result: Result) -> str:
+def _shortfall(result: CaseResult) -> str:
     ran = f"only {counted(len(result.runs), 'run')}" if result.runs else "not run"
     what = "failed" if result.has_failed else ran
     return f"{result.case.name}: {what}: {printable(result.reason)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from flstream.telemetry.event_log import WholeLines
 from flstream.telemetry.memory import read_samples
 
 HELPERS = ("launcher", "launcher/fork-server", "fork-server", "model-builder", "ray-driver")
@@ -71,7 +72,7 @@ def read_memory(path: Path, clock: RunningClock) -> MemoryCurves:
     step, damaged = _FIRST_STEP, 0
     highest: dict[str, array[int]] = {}
     nodes: dict[str, str] = {}
-    for sample in read_samples(path):
+    for sample in read_samples(WholeLines(path)):
         if sample is None:
             damaged += 1
             continue

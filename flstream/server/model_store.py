@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -292,7 +293,8 @@ class ModelStore:
 
     def next_record(self, round_number: int) -> tuple[int, int]:
         """The version and the step of the next model, if it is made in a round."""
-        step = sum(model.record.round == round_number for model in self._models)
+        newest = (model.record.round for model in reversed(self._models))
+        step = sum(1 for _ in takewhile(lambda number: number == round_number, newest))
         return len(self._models), step
 
     def writing(
@@ -411,7 +413,8 @@ class ModelStore:
             round_number: Number of the round.
             versions: Versions of models that its unfinished work starts from.
         """
-        self._held.setdefault(round_number, set(versions))
+        if self.retention.keep != "all":
+            self._held.setdefault(round_number, set(versions))
 
     def retire(self, best: Iterable[int], in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.
@@ -420,16 +423,16 @@ class ModelStore:
             best: Versions of the best evaluated models.
             in_use: Further versions that stay, beside those that a workflow or update refers to.
         """
-        oldest = self.retention.oldest(self.newest.record.round)
-        self._held = {number: held for number, held in self._held.items() if number >= oldest}
         used = {*in_use, *self._handles.keys(), self.newest.record.version}
-        used = used.union(*self._held.values())
         # First, since whoever closes a removed file last waits until its pages are free.
         for version in self._opened - used:
             self._models[version].close()
             self._opened.discard(version)
-        if self.retention.keep != "all":
-            self._remove_all_but(used | set(best))
+        if self.retention.keep == "all":
+            return
+        oldest = self.retention.oldest(self.newest.record.round)
+        self._held = {number: held for number, held in self._held.items() if number >= oldest}
+        self._remove_all_but(used.union(best, *self._held.values()))
 
     def _remove_all_but(self, staying: Container[int]) -> None:
         """Remove the models of versions that are not kept, but for the last rounds' last ones."""

@@ -681,7 +681,8 @@ class Run:
         Args:
             name: Name of the process in the run's memory samples, and of its log.
             kinds: Union of the types of messages (``msgspec.Struct``) that it sends.
-            target: Function that it runs, ``package.module:name``, of a socket and ``args``.
+            target: Function that it runs, ``package.module:name``, of a socket, the number of the
+                job's rounds, and ``args``.
             args: Further arguments of the function; must be picklable.
 
         Raises:
@@ -692,8 +693,8 @@ class Run:
         context = self._state.context
         if context.host is None:
             raise WorkflowError(f"the process {name} is started when the job is run")
-        log, abort = context.run.log(name), context.abort
-        process = ChildProcess[Any](context.host, name, kinds, target, *args, log=log, abort=abort)
+        call, log, abort = (target, context.job.rounds, *args), context.run.log(name), context.abort
+        process = ChildProcess[Any](context.host, name, kinds, *call, log=log, abort=abort)
         if process.pid:  # inline, all of it is one process
             context.emit(ProcessStarted(process=name, pid=process.pid))
         return process

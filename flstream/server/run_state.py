@@ -238,9 +238,10 @@ class RunState:
         """Begin the next round, and end the current one."""
         self.end_round()
         self.hold_models()
-        # What was in flight came to count later, whatever the number of its start.
-        started = [training.number - 1 for training in self.in_flight.values()]
-        self._round_ends.append(min([self.journal.asked, *started]))
+        # What was in flight came to count later, whatever the number of its start. The first of
+        # them was started first.
+        first = next(iter(self.in_flight.values()), None)
+        self._round_ends.append(self.journal.asked if first is None else first.number - 1)
         self.round += 1
         self.totals = RoundTotals()
         self.fleet.begin_round()

@@ -54,6 +54,8 @@ class StartedTrainings:
         self._queue = SiteQueue([])
         # Those that workers are yet to be given: new ones, and small ones that travel together.
         self._waiting: deque[SiteTraining] = deque()
+        # Those whose late tensors are of a model that is not made yet.
+        self._for_late: list[SiteTraining] = []
         self._small: dict[object, SmallTrainings] = {}
         # The tasks of those that they were given, and the sites that have not answered yet.
         self._runs: dict[str, TaskRun] = {}
@@ -73,6 +75,8 @@ class StartedTrainings:
         self._in_flight[site] = training
         self._state.fleet.start(site)
         self._waiting.append(training)
+        if training.is_waiting:
+            self._for_late.append(training)
 
     def give(self, *, at_once: bool = True) -> None:
         """Give workers the trainings that they have not been given yet.
@@ -143,8 +147,10 @@ class StartedTrainings:
 
     def give_late(self, model: Model) -> None:
         """Send tensors of a model that was made to the sites that wait for them."""
-        for site, training in self._in_flight.items():
-            if training.is_waiting:
+        waiting, self._for_late = self._for_late, []
+        for training in waiting:
+            (site,) = training.tasks
+            if self._in_flight.get(site) is training:
                 training.late_model = model
                 if (run := self._runs.get(site)) is not None:
                     self._offer_late(training, run)
@@ -260,6 +266,7 @@ class StartedTrainings:
         self._over.clear()
         self._early.clear()
         self._waiting.clear()
+        self._for_late.clear()
         self._small.clear()
         self._at_work.clear()
         self._simulated = AnswerQueue()

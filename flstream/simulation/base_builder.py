@@ -139,13 +139,13 @@ def _cast(module: torch.nn.Module, dtype: torch.dtype | None) -> None:
     if dtype is None:
         return
     # Buffers that no state dict has, such as frequencies, need their precision.
-    kept = [
+    buffers = [
         (part, name, part._buffers[name])
         for part in module.modules()
         for name in part._non_persistent_buffers_set
     ]
     module.to(dtype)
-    for part, name, buffer in kept:
+    for part, name, buffer in buffers:
         part._buffers[name] = buffer
 
 

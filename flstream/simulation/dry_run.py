@@ -73,11 +73,12 @@ class _DryJournal:
         has_names = isinstance(arguments, dict)
         sites = arguments.get("sites", []) if has_names else []
         if has_names:
-            trainings = [each for each in arguments.get("updates", []) if isinstance(each, dict)]
-            for each in (arguments, *trainings):
-                outline.has_replicas |= INNER_STEPS in sent_names(each.get("meta") or b"")
-                if parts := {name: each[name] for name in ModelParts._fields if name in each}:
-                    outline.parts.append((len(each["sites"]), parts))
+            updates = arguments.get("updates", [])
+            for training in (arguments, *(part for part in updates if isinstance(part, dict))):
+                outline.has_replicas |= INNER_STEPS in sent_names(training.get("meta") or b"")
+                parts = {name: training[name] for name in ModelParts._fields if name in training}
+                if parts:
+                    outline.parts.append((len(training["sites"]), parts))
         match kind:
             case "train":  # and no part of a fold
                 outline.reads = True
@@ -186,7 +187,7 @@ def _unused_keys(job: Job, outlines: list[ProgramOutline]) -> list[Problem]:
     starts = [outline.name for outline in outlines if "start" in outline.effects]
     if not (known and starts):
         return []
-    waits = any(effect.startswith("train ") for each in outlines for effect in each.effects)
+    waits = any(effect.startswith("train ") for outline in outlines for effect in outline.effects)
     unused = {
         "stragglers.policy": job.stragglers.is_on and not waits,
         "clients.sampler.type": not job.clients.sampler.is_uniform

@@ -218,7 +218,7 @@ def forecast(
     if programs and programs[0].reads:
         task = plan_task(job, whole, trained, is_read=True)
     plan = plan_disk(job, whole, trained or cohort, programs, task, base)
-    kept = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
+    kept_updates = sum(stage.args.kept_updates(job.planned_rounds, cohort) for stage in job.stages)
     need = Forecast(
         measured=measured,
         model_bytes=layout.nbytes,
@@ -233,8 +233,8 @@ def forecast(
         disk_bytes=plan.model
         + plan.more_checkpoints(0, 1) * plan.checkpoint
         + plan.passing_bytes
-        + kept * layout.nbytes,
-        kept_bytes=kept * layout.nbytes,
+        + kept_updates * layout.nbytes,
+        kept_bytes=kept_updates * layout.nbytes,
         epsilon=spent,
         programs=list(programs),
         fleet=_fleet(job, layout.nbytes) if job.devices.is_on else None,

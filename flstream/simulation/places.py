@@ -7,7 +7,6 @@ signals, and what other libraries keep are not.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import sys
 import sysconfig
@@ -20,8 +19,6 @@ from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
-
-import numpy as np
 
 from flstream.engines.processes import Process
 from flstream.job.code import exchange_imported
@@ -45,6 +42,7 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
     import torch
 
     from flstream.client.base import enter_base, present_base
+    from flstream.client.seeding import generators, restore_generators
     from flstream.client.session import enter, present
 
     def attribute(module: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
@@ -59,15 +57,8 @@ def _swapped() -> Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]:
         with suppress(OSError):
             os.chdir(path or os.sep)
 
-    def device_states() -> list[Any]:
-        is_in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.cuda.get_rng_state_all() if is_in_use else []
-
     return (
-        (random.getstate, random.setstate),
-        (np.random.get_state, np.random.set_state),
-        (torch.get_rng_state, torch.set_rng_state),
-        (device_states, torch.cuda.set_rng_state_all),
+        (generators, restore_generators),
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_num_threads, torch.set_num_threads),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),

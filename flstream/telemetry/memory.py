@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -56,22 +56,21 @@ class Sample(msgspec.Struct, omit_defaults=True):
     node: str | None = None
 
 
-def read_samples(path: Path) -> Iterator[Sample | None]:
-    """Yield a ``memory.jsonl``'s samples in order, and None for damaged lines.
+def read_samples(lines: Iterable[bytes]) -> Iterator[Sample | None]:
+    """Yield the samples of lines of a ``memory.jsonl``, and None for damaged lines.
 
-    A missing file has none. A last line without a line end, cut off with its run, is left out.
+    A missing file has none.
 
     Raises:
         OSError: The file cannot be read.
     """
     decoder = msgspec.json.Decoder(Sample)
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                try:
-                    yield decoder.decode(line)
-                except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
-                    yield None
+    with suppress(FileNotFoundError):
+        for line in lines:
+            try:
+                yield decoder.decode(line)
+            except (ValueError, RecursionError):  # the decoder's errors are ValueErrors
+                yield None
 
 
 class ProcessMemory(msgspec.Struct):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from flstream.debugging import code_failed, waiting
 from flstream.errors import AbortedError
 from flstream.job.code import check, make
@@ -33,7 +31,7 @@ from flstream.telemetry.events import (
     SiteUpdate,
     decode_event,
 )
-from flstream.telemetry.memory import Sample
+from flstream.telemetry.memory import read_samples
 from flstream.tracking.tracker import GLOBAL, TrackedRun, Tracker
 from flstream.transport.channel import Signal
 
@@ -208,7 +206,7 @@ class _MemoryPeaks:
     """Highest memory of processes in each round, from ``memory.jsonl`` as it grows."""
 
     def __init__(self, path: Path) -> None:
-        self._lines, self._decoder = WholeLines(path), msgspec.json.Decoder(Sample)
+        self._lines = WholeLines(path)
         # Ends of rounds whose samples are not all read yet; None is of samples of no round.
         self._ends: deque[tuple[int | None, float]] = deque()
         self._rss: dict[str, int] = {}
@@ -223,19 +221,13 @@ class _MemoryPeaks:
         """
         if not self._ends:
             return  # the samples may wait
-        for sample in self._new_samples():
+        # A line that a crash has torn is followed by sound ones after a resume.
+        for sample in filter(None, read_samples(self._lines)):
             while self._ends and sample.time > self._ends[0][1]:
                 yield from self._end()
             self._rss[sample.process] = max(sample.rss, self._rss.get(sample.process, 0))
         while is_over and self._ends:
             yield from self._end()
-
-    def _new_samples(self) -> Iterator[Sample]:
-        with suppress(FileNotFoundError):
-            for line in self._lines:
-                # A line that a crash has torn is followed by sound ones after a resume.
-                with suppress(ValueError, RecursionError):
-                    yield self._decoder.decode(line)
 
     def _end(self) -> Iterator[tuple[int, float, dict[str, int]]]:
         number, time = self._ends.popleft()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -216,8 +217,7 @@ class AliasModule(ModuleType):
             raise ImportError(f"flstream has no {name} of {self.__name__}: {known}")
         value = self._names[name]
         if isinstance(value, str) and ":" in value:
-            module, _, attribute = value.partition(":")
-            value = getattr(importlib.import_module(module), attribute)
+            value = resolve_name(value)
         setattr(self, name, value)
         return value
 
@@ -243,14 +243,14 @@ def client_names() -> dict[str, dict[str, Any]]:
     """Return what training code imports from NVFlare: objects by module and name."""
     modules = {name: importlib.import_module(ours) for name, ours in ALIASES.items()}
     names = {
-        name: {each: getattr(module, each) for each in vars(module)["__all__"]}
+        name: {member: getattr(module, member) for member in vars(module)["__all__"]}
         for name, module in modules.items()
     }
     for listed in names.values():
         if "receive" in listed:
             listed["receive"] = _receive
     for name, objects in NAMES.items():
-        names[name] = {each.__name__: each for each in objects}
+        names[name] = {member.__name__: member for member in objects}
     names["app_common.aggregators.model_aggregator"] = {"ModelAggregator": _AGGREGATOR}
     names["app_opt.pt.fedproxloss"] = {"PTFedProxLoss": fedprox_loss()}
     return names

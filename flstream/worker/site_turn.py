@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +18,13 @@ from flstream.client.learner import SiteContext
 from flstream.client.received_values import no_params
 from flstream.client.seeding import seed_everything
 from flstream.client.session import TaskTurn, knows_task
-from flstream.errors import ClientError, FlstreamError
+from flstream.errors import ClientError
 from flstream.job.bodies import INNER_STEPS, LATE_STEP, PROXIMAL_MU
 from flstream.model.composed import part_of
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
 from flstream.model.source import Source
+from flstream.telemetry.events import Transfer
 from flstream.telemetry.halts import halt_at
 from flstream.worker.answers import (
     check_size,
@@ -34,7 +36,6 @@ from flstream.worker.answers import (
     names_to_send,
     weight_of,
 )
-from flstream.worker.late_fetch import LateFetch
 from flstream.worker.messages import EVALUATE, SUBMIT_MODEL, Failed, Progress, SiteAnswer
 from flstream.worker.meta import pack_values, sent_names
 from flstream.worker.state import SiteState
@@ -71,7 +72,7 @@ class SiteTurn(TaskTurn):
         self._read: set[str] = set()
         self._was_received = False
         self._began = time.monotonic()
-        self._late: LateFetch | None = None
+        self._late: Future[tuple[MemoryBody, Transfer]] | None = None
 
     @property
     def layout(self) -> Layout | None:
@@ -111,7 +112,7 @@ class SiteTurn(TaskTurn):
         receive_residuals(received.meta)
         self._was_received, self._began = True, time.monotonic()
         if task.parts is not None and task.parts.is_late:
-            self._late = LateFetch(self._model, site)
+            self._late = self._model.begin_late(site)
         seed_everything(site.seed)
         return received
 
@@ -119,12 +120,19 @@ class SiteTurn(TaskTurn):
         """Return some tensors of the model."""
         return self._model.fetch(names, self._current())
 
-    def _unasked_late(self, site: SiteContext) -> LateFetch | None:
-        """The fetch of late tensors, where the code has not received the model before them."""
-        parts = self._model.task.parts
-        if parts is None or not parts.is_late or self._was_received:
+    def _late_body(self) -> MemoryBody | None:
+        """Wait for late tensors, and report what they have cost; None where none come, or no more.
+
+        Raises:
+            FlstreamError: They did not come.
+        """
+        if self._late is None:
             return None
-        return LateFetch(self._model, site)
+        began, late, self._late = time.monotonic(), self._late, None
+        body, cost = late.result()
+        waited = time.monotonic() - began
+        self._worker.send(Progress(self._model.task.effect, "late", cost=cost, waited=waited))
+        return body
 
     def _check_parts(self) -> None:
         """Refuse an answer of code that has not the tensors which its task is about."""
@@ -153,10 +161,8 @@ class SiteTurn(TaskTurn):
 
     def late(self) -> Params | None:
         """Wait for the tensors that come while the site trains; None where none do, or no more."""
-        late, self._late = self._late, None
-        if late is None:
+        if (body := self._late_body()) is None:
             return None
-        body = late.result()
         self._model.take_late(body, self._current())
         return body.tensors
 
@@ -189,9 +195,11 @@ class SiteTurn(TaskTurn):
     def fail(self, failure: CodeFailure) -> None:
         """Fail the site; the others go on."""
         site = self._current()
-        if (late := self._late or self._unasked_late(site)) is not None:
-            with suppress(FlstreamError):  # the site has failed already
-                late.result()
+        parts = self._model.task.parts
+        if parts is not None and parts.is_late and not self._was_received:
+            self._late = self._model.begin_late(site)  # which nobody has asked for
+        with suppress(Exception):  # the site has failed already
+            self._late_body()
         self.site = None
         self._release()
         restore_base()  # for the next site

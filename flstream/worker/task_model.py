@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.client.fl_model import FLModel
@@ -206,12 +208,24 @@ class TaskModel:
         else:
             self._fetch(sink_for)
 
-    def fetch_late(self, site: SiteContext) -> tuple[MemoryBody, Transfer]:
-        """Wait for the offer of late tensors, and fetch them; on a thread of its own.
+    def begin_late(self, site: SiteContext) -> Future[tuple[MemoryBody, Transfer]]:
+        """Fetch late tensors in a thread beside the training, once they are on offer.
 
-        Raises:
-            StreamingError: They did not come.
+        Returns:
+            The tensors and what they have cost, or the StreamingError with which they did not come.
         """
+        late: Future[tuple[MemoryBody, Transfer]] = Future()
+
+        def fetch() -> None:
+            try:
+                late.set_result(self._late(site))
+            except BaseException as error:
+                late.set_exception(error)
+
+        Thread(target=fetch, name="late tensors", daemon=True).start()
+        return late
+
+    def _late(self, site: SiteContext) -> tuple[MemoryBody, Transfer]:
         worker, offered = self.worker, self.worker.receive_late(self.task.effect)
         changed = site if offered.are_changes else None
         with RemoteSource(worker.down, offered.token, worker.info.streaming) as remote:

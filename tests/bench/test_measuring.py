@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flstream.bench.cases import BenchPlan, Case, Need, make_plan
-from flstream.bench.measuring import Figures, Result, document, measure
+from flstream.bench.measuring import CaseResult, Figures, document, measure
 from flstream.errors import UsageError
 
 SIZE = 256 << 10
@@ -99,5 +99,5 @@ def test_a_folder_that_cannot_be_written_is_named_and_what_was_there_stays(tmp_p
 def test_the_median_is_that_of_each_figure():
     run = Figures(*[1.0] * 14)
     runs = [run, replace(run, seconds=5.0), replace(run, seconds=3.0, rate=7.0)]
-    result = Result(SimpleNamespace(name="pull"), Need(1, 1), runs)
+    result = CaseResult(SimpleNamespace(name="pull"), Need(1, 1), runs)
     assert result.median == replace(run, seconds=3.0)

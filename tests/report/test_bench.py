@@ -5,7 +5,7 @@ import io
 import pytest
 
 from flstream.bench.cases import Need, make_plan
-from flstream.bench.measuring import Figures, Result
+from flstream.bench.measuring import CaseResult, Figures
 from flstream.report.bench_table import print_bench
 from flstream.report.console import make_console
 
@@ -25,7 +25,7 @@ def make_results(**options):
     plan = make_plan(GIB, clients=2, **options)
     results = []
     for number, case in enumerate(plan.cases, 1):
-        result = Result(case, Need(41 * GIB, GIB), [figures(4.0 * number, 16.25 * MIB)])
+        result = CaseResult(case, Need(41 * GIB, GIB), [figures(4.0 * number, 16.25 * MIB)])
         result.digest, result.loss = "same" if number < 3 else "other", 0.0123
         if case.name == "native":
             result.runs, result.reason = [], "needs about 41 GiB, 21 GiB available"

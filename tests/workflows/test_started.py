@@ -320,3 +320,25 @@ def test_a_model_that_a_site_was_training_is_checked_before_the_run_goes_back(fl
     ):
         flows.jobs.go_on(run, noisy(), flows.write(CARRIES), *how, from_round=3)
     assert run.directory.events.read_bytes() == before
+
+
+ONE_BY_ONE = """
+import os
+
+
+def flow(run):
+    model, draw = run.initial_model(), run.random("sites")
+    for number in run.rounds():
+        while run.idle:
+            run.start(draw.choice(run.idle), model)
+        model = run.fold(model, [run.next()], FoldRule(0.5, base="own"))
+        see(len(os.listdir("/proc/self/fd")))
+    return model
+"""
+
+
+def test_files_of_models_that_nobody_trains_any_more_are_closed_though_all_are_kept(flows):
+    flows.finish(ONE_BY_ONE, QUIET, "clients.count=3", "rounds=40", "checkpoints.keep=all")
+    counts = [int(line) for line in flows.seen()]
+    assert len(counts) == 40
+    assert max(counts[20:]) - min(counts[5:20]) < 10

@@ -23,10 +23,6 @@ from flstream.compat.flower.records import (
 log = logging.getLogger("flwr")
 
 
-class AggregationError(Exception):
-    """Replies cannot be aggregated."""
-
-
 class InconsistentMessageReplies(Exception):  # noqa: N818 (Flower's name)
     """Replies have not the records, or the names in them, that a strategy needs."""
 

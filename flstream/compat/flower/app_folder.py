@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flstream.compat.flower.helpers import flatten_dict
+from flstream.compat.flower.requests import ROUNDS, FlowerApp
 from flstream.errors import UsageError
 from flstream.job import Job
 from flstream.job.load import load_job, settings_of
 
 _DEFAULT_NODES = 10
 _DEFAULT_ROUNDS = 3
-_ROUNDS = "num-server-rounds"
 _CONFIG = "app.config."
 _RESUME = "app.resume"
 
@@ -74,9 +76,8 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 'such as "package.module:app"'
             )
     config = flatten_dict(app.get("config", {}))
-    mine = [text for text in overrides if text.lstrip().startswith("app.")]
-    rest = [text for text in overrides if text not in mine]
-    of_app = settings_of(mine)
+    of_app = settings_of([text for text in overrides if text.lstrip().startswith("app.")])
+    rest = [text for text in overrides if not text.lstrip().startswith("app.")]
     own = {key.removeprefix(_CONFIG): value for key, value in of_app.items() if key != _RESUME}
     for key in own:
         if key not in config:
@@ -85,43 +86,38 @@ def load_app_job(folder: Path, overrides: Sequence[str], settings: Mapping[str, 
                 f"{_CONFIG}{key} is no setting of the app; its settings "
                 f"([tool.flwr.app.config]) are {known}"
             )
-    config |= own
+    # A resumed run may have more rounds, so they are the job's, and in no argument.
+    rounds = own.pop(ROUNDS, config.get(ROUNDS, _DEFAULT_ROUNDS))
     by_key = settings_of(rest)
     by_key |= {key: value for key, value in settings.items() if value is not None}
-    if "rounds" in by_key and _ROUNDS in config:
-        config[_ROUNDS] = by_key["rounds"]
-    seed, count = by_key.get("seed", 0), by_key.get("clients.count", _nodes(table))
-    settings_text = json.dumps(config)
-    place = {"folder": str(folder), "config": settings_text, "seed": seed}
-    components = app["components"]
-    rounds = config.get(_ROUNDS)
-    sites = [f"site-{number}" for number in range(1, int(count) + 1)]
+    count, components = int(by_key.get("clients.count", _nodes(table))), app["components"]
+    serverapp, clientapp = components["serverapp"], components["clientapp"]
+    seed = by_key.get("seed", 0)
+    flower_app = FlowerApp(str(folder), serverapp, clientapp, config | own, seed)
+    text = msgspec.json.encode(flower_app).decode()
     values: dict[str, Any] = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", str(table["name"]))[:100],
-        "rounds": rounds if isinstance(rounds, int) else _DEFAULT_ROUNDS,
+        "rounds": rounds,
         "clients": {
             "count": count,
-            "parallel": min(int(count), os.cpu_count() or 1),
+            "parallel": min(count, os.cpu_count() or 1),
             "suspend_after": 0,
         },
         "model": {
             "factory": "flstream.compat.flower.main:initial_arrays",
-            "args": {**place, "component": components["serverapp"], "sites": sites},
+            "args": {"app": text, "sites": count},
             "build": "whole",
         },
         "train": {
             "learner": "flstream.compat.flower.learner:AppLearner",
-            "args": {**place, "component": components["clientapp"], "sites": count},
+            "args": {"app": text},
         },
         "workflow": {
             "type": "flstream.compat.flower.program:flower",
             "args": {
-                "folder": str(folder),
-                "config": settings_text,
-                "seed": seed,
-                "component": components["serverapp"],
+                "app": text,
                 "resume": of_app.get(_RESUME, True),
-                "reads_replies": _names_replies(folder, components["serverapp"]),
+                "reads_replies": _names_replies(folder, serverapp),
                 # Metrics that come with updates are no scores there.
                 "evaluate": "task",
             },

@@ -1,4 +1,4 @@
-"""Flower's ClientApp and ServerApp: functions for messages, mods and lifespans."""
+"""Flower's ClientApp and ServerApp: functions for messages, mods, lifespans, and older clients."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from contextlib import contextmanager, nullcontext
 from functools import partialmethod
 from typing import Any, TypeVar
 
+import numpy as np
+
 from flstream.compat.flower.messages import CATEGORIES, Context, Message
-from flstream.compat.flower.numpy_client import by_client
+from flstream.compat.flower.records import (
+    ArrayRecord,
+    ConfigRecord,
+    MetricRecord,
+    RecordDict,
+)
 
 ClientAppCallable = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, ClientAppCallable], Message]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
+"""Names of the records in messages of strategies, unless a strategy has others."""
 
 _ENDED = object()
 _OLD = (
@@ -49,6 +59,20 @@ class _App:
         return register
 
 
+class NumPyClient:
+    """Client with parameters as a list of NumPy arrays; methods that are missing answer nothing."""
+
+    context: Context
+
+    def get_context(self) -> Context:
+        """Return the context of the node."""
+        return self.context
+
+    def to_client(self) -> NumPyClient:
+        """Return the client itself."""
+        return self
+
+
 class ClientApp(_App):
     """App of a node: a function for each type of message.
 
@@ -63,7 +87,7 @@ class ClientApp(_App):
         super().__init__()
         self._mods = list(mods or [])
         self._handlers: dict[str, ClientAppCallable] = {}
-        self._client = None if client_fn is None else _with_mods(by_client(client_fn), self._mods)
+        self._client = None if client_fn is None else _with_mods(_by_client(client_fn), self._mods)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle a message."""
@@ -100,6 +124,34 @@ class ClientApp(_App):
     train = partialmethod(_registering, CATEGORIES[0])
     evaluate = partialmethod(_registering, CATEGORIES[1])
     query = partialmethod(_registering, CATEGORIES[2])
+
+
+def _by_client(client_fn: Callable[..., Any]) -> Callable[[Message, Context], Message]:
+    """Return the handler of a function that makes a client for each message."""
+
+    def handle(message: Message, context: Context) -> Message:
+        client = client_fn(context).to_client()
+        client.context = context
+        records = message.content
+        arrays = next(iter(records.array_records.values()), ArrayRecord())
+        config = dict(next(iter(records.config_records.values()), {}))
+        parameters = arrays.to_numpy_ndarrays()
+        if message.metadata.message_type == "train":
+            parameters, count, metrics = client.fit(parameters, config)
+            metrics = MetricRecord({**metrics, "num-examples": count})
+            # By the names that the arrays have come with.
+            sent = ArrayRecord(dict(zip(arrays, map(np.asarray, parameters), strict=True)))
+            return Message(RecordDict({ARRAYS: sent, METRICS: metrics}), reply_to=message)
+        if message.metadata.message_type == "evaluate":
+            loss, count, metrics = client.evaluate(parameters, config)
+            metrics = MetricRecord({"loss": float(loss), **metrics, "num-examples": count})
+            return Message(RecordDict({METRICS: metrics}), reply_to=message)
+        if not hasattr(client, "get_properties"):
+            raise ValueError("the client has no method get_properties for query messages")
+        properties = ConfigRecord(client.get_properties(config))
+        return Message(RecordDict({CONFIG: properties}), reply_to=message)
+
+    return handle
 
 
 class ServerApp(_App):

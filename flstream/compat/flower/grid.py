@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 import weakref
-from collections import Counter, UserList
+from collections import UserList
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -17,16 +18,29 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from safetensors import safe_open
 
-from flstream.compat.flower import content, requests
 from flstream.compat.flower.messages import Error, Message
 from flstream.compat.flower.records import (
     Array,
     ArrayRecord,
     RecordDict,
+    Unread,
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import ModelOfRun
+from flstream.compat.flower.requests import (
+    Answer,
+    AppCall,
+    AppEnded,
+    AppResult,
+    Computed,
+    FlowerApp,
+    Method,
+    ModelOfRun,
+    Sent,
+    get_content,
+    put_content,
+)
+from flstream.errors import LayoutError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.memory import MemoryBody
@@ -39,12 +53,32 @@ WEIGHT = "num-examples"
 """Name of the metric that is a reply's weight, unless a strategy names another."""
 
 
+@dataclass(eq=False)
+class Sending:
+    """Messages that were sent together.
+
+    Attributes:
+        number: Its number, from 1.
+        weighted_by: Name of the metric by which the sites weight their answers.
+        is_folded_unseen: Whether the strategy folds the answers as they come, which then have to be
+            updates of the model.
+        models: The models that have the messages' arrays.
+        requests: For each message, the number of the run's request that it is in.
+    """
+
+    number: int
+    weighted_by: str
+    is_folded_unseen: bool
+    models: list[ModelOfRun] = field(default_factory=list)
+    requests: list[int] = field(default_factory=list)
+
+
 class ReplyUpdate(NamedTuple):
     """Arrays of a site's reply that are an update of the model, and the weight that it has."""
 
     grid: Grid
-    batch: requests.Batch
-    site: str
+    sending: Sending
+    place: int
     weight: Any
 
 
@@ -56,42 +90,16 @@ def arrays_of_file(path: str | Path, order: str | None = None) -> dict[str, Arra
     return in_order(arrays, source.layout, text)
 
 
-class Replies(UserList[Message]):
-    """List of replies to messages, in their order; sites answer once one is looked at.
+class Replies(Unread, UserList[Message]):
+    """List of replies to messages, in their order, that a strategy folds as they come.
 
-    Passed on to a strategy unseen, they are folded as they come.
+    Nodes answer then, or once one reply is looked at.
 
-    Args:
-        replies: The replies, where they were looked at.
-        grid: The grid.
-        batches: For each message, the batch that it was sent in.
-        messages: The messages.
+    Attributes:
+        sent: The grid, and the sending of the messages.
     """
 
-    grid: Grid | None = None
-    _replies: list[Message]
-
-    def __init__(
-        self,
-        replies: Iterable[Message] = (),
-        grid: Grid | None = None,
-        batches: Sequence[requests.Batch] = (),
-        messages: Sequence[Message] = (),
-    ) -> None:
-        super().__init__(replies)
-        self.grid, self.batches, self._messages = grid, batches, messages
-
-    @property
-    def data(self) -> list[Message]:
-        """The replies, for which the sites are asked first where nobody has looked at them."""
-        if self.grid is not None:
-            grid, self.grid = self.grid, None
-            self._replies = grid.replies(self.batches, self._messages)
-        return self._replies
-
-    @data.setter
-    def data(self, replies: list[Message]) -> None:
-        self._replies = replies
+    sent: tuple[Grid, Sending]
 
 
 class RunOverError(BaseException):
@@ -102,52 +110,60 @@ class Grid:
     """Nodes of a run, and the messages to them, over the socket of its workflow.
 
     Args:
-        server: The socket.
-        place: The app.
+        app: The app.
+        sites: Names of the sites, in their order.
 
     Attributes:
+        app: The app.
         run_id: Id of the run.
         last: The model that the run was left with last.
         stepped_by: The strategy whose moments lie beside it; None for none.
     """
 
+    last: ModelOfRun
     stepped_by: object = None
 
-    def __init__(self, server: socket.socket, place: requests.AppPlace) -> None:
-        self._enter(place)
-        self._channel = MessageChannel[requests.AppResult](server, "the server", requests.AppResult)
+    def __init__(self, app: FlowerApp, sites: Iterable[str]) -> None:
+        self.app, self.run_id = app, app.run_id
+        self._sites = {app.node_id(site): site for site in sites}
+        self._pushed: dict[str, Message] = {}
+
+    def connect(self, server: socket.socket, folder: str) -> None:
+        """Connect to the workflow.
+
+        Args:
+            server: The socket.
+            folder: Folder of files of contents, updates and models.
+        """
+        self._channel = MessageChannel[AppResult](server, "the server", AppResult)
         self._turn = threading.RLock()  # an app may use the grid in threads
-        self._folder = Path(place.files)
-        # Numbers of batches and versions of models that nobody refers to any more.
-        self._batches_dropped, self._models_dropped = list[int](), list[int]()
+        self._folder = Path(folder)
+        # Numbers of sendings and versions of models that nobody refers to any more.
+        self._unused = list[tuple[str, int]]()
         self.last = self._model("newest")
         source = FileSource(Path(self.last.path))
         self._layout, self._order = source.layout, source.metadata.get(ORDER, "")
-        self._forms = {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors}
-        self._batches, self._messages = itertools.count(1), itertools.count(1)
+        self._sendings, self._messages = itertools.count(1), itertools.count(1)
         began = self.remember("the time", lambda: repr(time.time()).encode())
         self._began = float(began.decode())
-
-    def _enter(self, place: requests.AppPlace) -> None:
-        """Take the ids of the run and of its nodes."""
-        self.run_id = requests.run_id(place.seed)
-        self._sites = {requests.node_id(place.seed, site): site for site in place.sites}
-        self._pushed: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes, in the order of the sites."""
         return list(self._sites)
 
-    def _call(self, kind: type[ResultT], method: str, *arguments: Any) -> ResultT:
+    def _call(self, kind: type[ResultT], method: Method, *arguments: Any) -> ResultT:
         """Call a method of :class:`flstream.compat.flower.program.RunCalls`."""
         with self._turn:
-            self._channel.send(requests.AppCall(method, arguments), timeout=None)
-            return msgspec.convert(self._channel.receive().value, kind)
+            return msgspec.convert(self._ask(AppCall(method, arguments)), kind)
 
-    def _model(self, method: str, *arguments: Any) -> ModelOfRun:
+    def _ask(self, message: AppCall | Computed) -> Any:
+        self._channel.send(message, timeout=None)
+        return self._channel.receive().value
+
+    def _model(self, method: Method, *arguments: Any) -> ModelOfRun:
         """Call a method for a new model, whose version is noted once nobody refers to it."""
         model = self._call(ModelOfRun, method, *arguments)
-        weakref.finalize(model, self._models_dropped.append, model.version).atexit = False
+        weakref.finalize(model, self._unused.append, ("model", model.version)).atexit = False
         return model
 
     def send_and_receive(
@@ -161,19 +177,12 @@ class Grid:
         """
         messages = list(messages)
         with self._turn:
-            batches = self._batches_of(messages)
-            unused = [
-                [dropped.pop(0) for _ in range(len(dropped))]
-                for dropped in (self._batches_dropped, self._models_dropped)
-            ]
-            if messages:
-                sent = list(dict.fromkeys(batches))
-                seconds = None if timeout is None else float(timeout)
-                if not self._call(bool, "send", sent, seconds, *unused):
-                    raise RunOverError
-                for batch in sent:
-                    batch.messages.clear()
-        return Replies((), self, batches, messages)
+            sending = self._send(messages, timeout)
+        if not sending.is_folded_unseen:
+            return self._replies(sending, messages)
+        replies = Replies()
+        replies.sent, replies.look = (self, sending), partial(self._replies, sending, messages)
+        return replies
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and wait until the nodes have answered; return their ids."""
@@ -199,17 +208,15 @@ class Grid:
         """Return a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
-    def _batches_of(self, messages: Sequence[Message]) -> list[requests.Batch]:
-        """Return the batch of each message, which has it packed.
-
-        A batch has one model, and one message to a node: a second one is in another batch.
-        """
+    def _send(self, messages: Sequence[Message], timeout: float | None) -> Sending:
+        """Send messages."""
+        weighted_by = messages[0].weighted_by if messages else WEIGHT
         is_unseen = any(message.is_folded_unseen for message in messages)
-        batches: dict[Any, requests.Batch] = {}
-        packed: dict[Any, requests.Content] = {}
-        counts: Counter[Any] = Counter()
+        sending = Sending(next(self._sendings), weighted_by, is_unseen)
+        weakref.finalize(sending, self._unused.append, ("sent", sending.number)).atexit = False
+        packed: dict[Any, bytes] = {}
         stored: dict[int, ModelOfRun | None] = {}
-        batch_of: list[requests.Batch] = []
+        sent = []
         for message in messages:
             metadata, records = message.metadata, message.content
             number, node = next(self._messages), metadata.dst_node_id
@@ -221,30 +228,32 @@ class Grid:
                     "of grid.get_node_ids()"
                 )
             body, model = self._body_of(records, stored)
-            category = metadata.message_type.partition(".")[0]
+            sending.models += [] if model is None else [model]
             version = None if model is None else model.version
-            counts[category, version, node] += 1
-            key = category, version, counts[category, version, node]
-            if key not in batches:
-                weighted_by = messages[0].weighted_by
-                batch = requests.Batch(
-                    next(self._batches), category, model, weighted_by, is_unseen, []
-                )
-                weakref.finalize(batch, self._batches_dropped.append, batch.number).atexit = False
-                batches[key] = batch
             if (id(records), version) not in packed:
-                data = content.put(self._folder, pack_records(records, body))
+                data = put_content(self._folder, pack_records(records, body))
                 packed[id(records), version] = data
             facts = {
-                "type": metadata.message_type,
-                "group": metadata.group_id,
+                "group_id": metadata.group_id,
+                "created_at": self._began,
                 "ttl": metadata.ttl,
-                "time": self._began,
+                "message_type": metadata.message_type,
             }
-            sent = requests.Sent(self._sites[node], packed[id(records), version], facts)
-            batches[key].messages.append(sent)
-            batch_of.append(batches[key])
-        return batch_of
+            for_site = {
+                "content": packed[id(records), version],
+                "metadata": facts,
+                "weight": weighted_by,
+                "needs_update": is_unseen,
+            }
+            category = metadata.message_type.partition(".")[0]
+            sent.append(Sent(self._sites[node], category, version, for_site))
+        if sent:
+            unused = [self._unused.pop(0) for _ in range(len(self._unused))]
+            seconds = None if timeout is None else float(timeout)
+            sending.requests = self._call(list[int], "send", sending.number, sent, seconds, unused)
+            if not sending.requests:
+                raise RunOverError
+        return sending
 
     def _body_of(
         self, records: RecordDict, stored: dict[int, ModelOfRun | None]
@@ -265,10 +274,13 @@ class Grid:
         with self._turn:
             if isinstance(record.origin, ModelOfRun):
                 return record.origin
-            if record.forms != self._forms:
+            values = {name: array.value for name, array in record.items()}
+            try:
+                body = MemoryBody.of(values, tied=self._layout.aliases)
+            except LayoutError:  # a dtype that no model has
                 return None
-            tensors = {name: array.torch(is_own=False) for name, array in record.items()}
-            body = MemoryBody.of(tensors, tied=self._layout.aliases)
+            if body.layout.difference(self._layout):
+                return None
             digest = body_digest(body)
             if digest != self.last.digest:
                 path = self._folder / f"arrays-{digest}.safetensors"
@@ -278,65 +290,55 @@ class Grid:
             record.origin = self.last
             return self.last
 
-    def _new_model(self, method: str, *arguments: Any) -> ArrayRecord:
+    def _new_model(self, method: Method, *arguments: Any) -> ArrayRecord:
         """Call a method for the run's next model, and return its arrays."""
         self.last = model = self._model(method, *arguments)
         return ArrayRecord.lying(model, lambda: arrays_of_file(model.path))
 
-    def replies(self, batches: Sequence[requests.Batch], sent: Sequence[Message]) -> list[Message]:
-        """Return the replies to messages, in their order, each sent in one of the batches."""
-        answers = {
-            (batch.number, answer.site): answer
-            for batch in dict.fromkeys(batches)
-            for answer in self._call(list[requests.Answer], "read", batch.number)
-        }
+    def _replies(self, sending: Sending, sent: Sequence[Message]) -> list[Message]:
+        """Return the replies to the messages of a sending, in their order."""
+        answers = self._call(list[Answer], "read", sending.number) if sent else []
         return [
-            self._message(message, batch, answers[batch.number, site])
-            for message, batch in zip(sent, batches, strict=True)
-            for site in [self._sites[message.metadata.dst_node_id]]
+            self._reply(message, sending, place, answer)
+            for place, (message, answer) in enumerate(zip(sent, answers, strict=True))
         ]
 
-    def _message(self, to: Message, batch: requests.Batch, answer: requests.Answer) -> Message:
-        if answer.content is None:
-            return self._reply_to(to, Error(answer.code, answer.failure))
+    def _reply(self, to: Message, sending: Sending, place: int, answer: Answer) -> Message:
+        def look() -> dict[str, Array]:
+            path = self._call(str, "write_update", sending.number, place)
+            return arrays_of_file(path, self._order)
 
         def update() -> ArrayRecord:
-            def look() -> dict[str, Array]:
-                path = self._call(str, "write_update", batch.number, answer.site)
-                return arrays_of_file(path, self._order)
+            return ArrayRecord.lying(ReplyUpdate(self, sending, place, None), look)
 
-            return ArrayRecord.lying(ReplyUpdate(self, batch, answer.site, None), look)
-
-        records = unpack_records(content.get(self._folder, answer.content), update)
-        metrics: Mapping[str, Any] = next(iter(records.metric_records.values()), {})
-        for record in records.array_records.values():
-            if isinstance(record.origin, ReplyUpdate):
-                record.origin = record.origin._replace(weight=metrics.get(batch.weighted_by))
-        return self._reply_to(to, records)
-
-    def _reply_to(self, to: Message, content: RecordDict | Error) -> Message:
-        reply = Message(content, reply_to=to)
+        if answer.content is None:
+            reply = Message(Error(answer.code, answer.failure), reply_to=to)
+        else:
+            records = unpack_records(get_content(self._folder, answer.content), update)
+            metrics: Mapping[str, Any] = next(iter(records.metric_records.values()), {})
+            for record in records.array_records.values():
+                if isinstance(record.origin, ReplyUpdate):
+                    record.origin = record.origin._replace(weight=metrics.get(sending.weighted_by))
+            reply = Message(records, reply_to=to)
         reply.metadata.message_id = f"{to.metadata.message_id}-reply"
         return reply
 
     def fold(
         self,
-        batch: requests.Batch,
-        sites: list[str] | None = None,
+        sending: Sending,
+        places: list[int] | None = None,
         weights: list[float] | None = None,
         rule: tuple[str, dict[str, Any]] | None = None,
     ) -> ArrayRecord:
         """Fold updates into the next model of the run; see :class:`RunCalls`."""
-        return self._new_model("fold", batch.number, sites, weights, rule)
+        return self._new_model("fold", sending.number, places, weights, rule)
 
     def remember(self, name: str, compute: Callable[[], bytes]) -> bytes:
         """Compute bytes once in the run: where it was resumed, return what they were."""
         with self._turn:
-            self._channel.send(requests.AppCall("remember", [name]), timeout=None)
-            if (value := self._channel.receive().value) is None:
-                value = self._call(bytes, "computed", compute())
-        assert isinstance(value, bytes)
-        return value
+            if (value := self._ask(AppCall("remember", [name]))) is None:
+                value = self._ask(Computed(compute()))
+        return msgspec.convert(value, bytes)
 
     def report(self, record: ArrayRecord, metrics: Mapping[str, Any]) -> None:
         """Report the metrics of a model to the run, as its score."""
@@ -348,7 +350,7 @@ class Grid:
 
     def end(self, error: str = "") -> None:
         """Tell that the ServerApp has ended."""
-        self._channel.send(requests.AppCall("end", [self.last.version, error]), timeout=None)
+        self._channel.send(AppEnded(self.last.version, error), timeout=None)
 
 
 class CaughtError(BaseException):
@@ -361,13 +363,6 @@ class CaughtError(BaseException):
 
 class FirstArrays(Grid):
     """Grid that ends a ServerApp once it is known which arrays it begins with."""
-
-    def __init__(self, place: requests.AppPlace) -> None:
-        self._enter(place)
-
-    def begin(self, arrays: ArrayRecord) -> None:
-        """Take the arrays that a strategy begins with."""
-        raise CaughtError(arrays)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flstream.compat.flower.records import RecordDict
@@ -88,16 +88,13 @@ class Message:
             content, error = None, content
         if metadata is None and reply_to is not None:
             to: Metadata = reply_to.metadata
-            metadata = Metadata(
-                to.run_id,
-                "",
-                to.dst_node_id,
-                to.src_node_id,
-                to.message_id,
-                to.group_id,
-                to.created_at,
-                ttl or to.ttl,
-                to.message_type,
+            metadata = replace(
+                to,
+                message_id="",
+                src_node_id=to.dst_node_id,
+                dst_node_id=to.src_node_id,
+                reply_to_message_id=to.message_id,
+                ttl=ttl or to.ttl,
             )
         elif metadata is None:
             if content is None or dst_node_id is None or message_type is None:
@@ -112,7 +109,7 @@ class Message:
         if (content is None) == (error is None):
             raise TypeError("a Message has either content or an error")
         self.metadata: Metadata = metadata
-        # Set by strategies: see :class:`flstream.compat.flower.grid.Batch`.
+        # Set by strategies: see :class:`flstream.compat.flower.grid.Sending`.
         self.weighted_by, self.is_folded_unseen = "num-examples", False
         self._content, self._error = content, error
 

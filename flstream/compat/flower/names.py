@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 from flstream.worker.alias import AliasModule, install
@@ -18,7 +18,7 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in("records", "Array ArrayRecord ConfigRecord MetricRecord RecordDict")
 _MESSAGES = _in("messages", "Context DEFAULT_TTL Error Message MessageType Metadata")
-_CLIENT = {**_in("apps", "ClientApp"), **_in("numpy_client", "NumPyClient")}
+_CLIENT = _in("apps", "ClientApp NumPyClient")
 _CALLABLES = _in("apps", "ClientAppCallable Mod")
 _SERVER = {**_in("grid", "Grid"), **_in("apps", "ServerApp")}
 _STRATEGIES = _in(
@@ -37,7 +37,10 @@ _UTILITIES = _in(
     "sample_nodes validate_message_reply_consistency",
 )
 _RESULT = _in("aggregates", "Result")
-_ERRORS = _in("aggregates", "AggregationError InconsistentMessageReplies")
+_ERRORS = {
+    **_in("aggregates", "InconsistentMessageReplies"),
+    "AggregationError": "flstream.errors:AggregationError",
+}
 _MODS = _in(
     "mods", "LocalDpMod adaptiveclipping_mod arrays_size_mod fixedclipping_mod message_size_mod"
 )
@@ -95,8 +98,7 @@ def load_app(folder: str, component: str) -> Any:
         _print_log()
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module, _, name = component.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return resolve_name(component)
 
 
 def _print_log() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from flstream.compat.flower.aggregates import AggregationError
 from flstream.compat.flower.messages import Message
 from flstream.compat.flower.mods import CLIPPING_NORM, NORM_BIT, clipped, noised
 from flstream.compat.flower.records import ArrayRecord, ConfigRecord, MetricRecord
 from flstream.compat.flower.strategies import Strategy
+from flstream.errors import AggregationError
 
 log = logging.getLogger("flwr")
 

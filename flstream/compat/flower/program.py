@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from pathlib import Path
@@ -10,9 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flstream.compat.flower import requests
-from flstream.compat.flower.content import FOLDER
-from flstream.compat.flower.requests import AppCall, AppResult, ModelOfRun
+from flstream.compat.flower.requests import (
+    FOLDER,
+    Answer,
+    AppCall,
+    AppEnded,
+    AppResult,
+    Computed,
+    FlowerApp,
+    FromApp,
+    ModelOfRun,
+    Sent,
+)
 from flstream.errors import ResumeRefusedError, WorkflowError
 from flstream.workflows import FoldRule, Model, Run, Update, Updates, WorkflowArgs, workflow
 
@@ -31,17 +41,8 @@ _MAIN = "flstream.compat.flower.main:serve_app"
 class AppArgs(WorkflowArgs):
     """Arguments of a Flower app."""
 
-    folder: str
-    """The app's folder."""
-
-    component: str
-    """The ServerApp, `package.module:name`."""
-
-    config: str = "{}"
-    """The app's settings (`app.config`), as JSON."""
-
-    seed: int = 0
-    """The job's seed."""
+    app: str
+    """The app, as JSON."""
 
     resume: bool = True
     """Whether replies that the app reads stay on disk until the run ends, so that it can resume."""
@@ -67,10 +68,9 @@ def flower(run: Run, args: AppArgs) -> Model:
             "leave out --resume to start a new one"
         )
     folder.mkdir(exist_ok=True)
-    place = requests.AppPlace(
-        args.folder, args.component, args.config, args.seed, run.all_sites, str(folder)
-    )
-    with closing(run.start_process("serverapp", AppCall, _MAIN, place)) as process:
+    app = msgspec.json.decode(args.app, type=FlowerApp)
+    place = app, run.all_sites, str(folder)
+    with closing(run.start_process("serverapp", FromApp, _MAIN, *place)) as process:
         model = RunCalls(run, process, rounds, folder, model, resumes=args.resume).until_end()
     shutil.rmtree(folder, ignore_errors=True)
     return model
@@ -82,7 +82,7 @@ class RunCalls:
     def __init__(
         self,
         run: Run,
-        process: ChildProcess[AppCall],
+        process: ChildProcess[FromApp],
         rounds: Iterator[int],
         folder: Path,
         model: Model,
@@ -92,81 +92,79 @@ class RunCalls:
         self._run, self._process, self._resumes = run, process, resumes
         self._rounds, self._folder, self._newest = rounds, folder, model
         self._models: dict[int, Model] = {}
-        self._batches: dict[int, Updates] = {}
-        self._asked: dict[int, list[str]] = {}
+        # By number of a sending: for each message, the updates that its answer is among.
+        self._sent: dict[int, list[tuple[Updates, str]]] = {}
         # Whether a message to train was sent in this round, and in any.
         self._has_trained = self._trains = self._has_begun = False
 
     def until_end(self) -> Model:
         """Answer calls until the app has ended, and return its last model."""
-        while (call := self._process.receive()).method != "end":
-            if call.method not in ("read", "fold"):
-                self._send_unseen()
+        while isinstance(call := self._process.receive(), AppCall):
             self._process.send(AppResult(getattr(self, call.method)(*call.arguments)))
-        self._send_unseen()
-        version, error = call.arguments
-        if error:
-            raise WorkflowError(error)
-        return self._models[version]
+        match call:
+            case AppEnded(version, ""):
+                return self._models[version]
+            case AppEnded(_, error):
+                raise WorkflowError(error)
+        raise WorkflowError("the ServerApp's process has sent bytes that nobody asked for")
 
     def newest(self) -> ModelOfRun:
         """Return the run's newest model."""
         return self._note(self._newest)
 
     def send(
-        self,
-        batches: Any,
-        timeout: float | None,
-        unused_batches: Sequence[int],
-        unused_models: Sequence[int],
-    ) -> bool:
-        """Send batches of messages; return False where the run is to end instead.
-
-        Their sites answer once the answers are read or folded, or at the next call.
+        self, number: int, messages: Any, timeout: float | None, unused: Sequence[tuple[str, int]]
+    ) -> list[int]:
+        """Send messages, and wait for the answers, unless the app folds them as they come.
 
         Args:
-            batches: The batches.
+            number: Number of the sending.
+            messages: The messages.
             timeout: Seconds that a site may take; None for the job's.
-            unused_batches: Numbers of earlier batches to which the app refers no more.
-            unused_models: Versions of models to which it does not.
+            unused: Numbers of earlier sendings (``sent``), and versions of models (``model``), to
+                which the app refers no more.
+
+        Returns:
+            For each message, the number of the request that it is in: a site is asked for one thing
+            at a time, with one model. None where the run is to end instead.
         """
-        self._drop(unused_batches, unused_models)
-        sent = msgspec.convert(batches, list[requests.Batch])
-        if not self._begin_round({batch.category for batch in sent}):
-            return False
-        for batch in sent:
-            model = self._newest if batch.model is None else self._models[batch.model.version]
-            facts = {"weight": batch.weighted_by, "needs_update": batch.is_folded_unseen}
-            messages: Mapping[str, Any] = {
-                message.site: {SENT: {"content": message.content, **message.facts, **facts}}
-                for message in batch.messages
-            }
-            self._asked[batch.number] = list(messages)
-            self._batches[batch.number] = self._run.ask(model, messages, timeout)
-            if batch is not sent[-1]:  # a site has one task at a time
-                len(self._batches[batch.number])
-        return True
+        self._drop(unused)
+        sent = msgspec.convert(messages, list[Sent])
+        if not self._begin_round({message.category for message in sent}):
+            return []
+        tasks: dict[Any, dict[str, Any]] = {}
+        counts: Counter[Any] = Counter()
+        keys = []
+        for message in sent:
+            kind = message.category, message.version
+            counts[kind, message.site] += 1
+            keys.append((*kind, counts[kind, message.site]))
+            tasks.setdefault(keys[-1], {})[message.site] = {SENT: message.facts}
+        requests: list[Updates] = []
+        for (_, version, _), of_sites in tasks.items():
+            model = self._newest if version is None else self._models[version]
+            requests.append(self._run.ask(model, of_sites, timeout))
+            if len(requests) < len(tasks) or not sent[0].facts["needs_update"]:
+                len(requests[-1])  # waits for the answers
+        numbers = {key: place for place, key in enumerate(tasks)}
+        places = [numbers[key] for key in keys]
+        pairs = zip(places, sent, strict=True)
+        self._sent[number] = [(requests[place], message.site) for place, message in pairs]
+        return places
 
-    def read(self, batch: int) -> list[requests.Answer]:
-        """Return the answers to a batch."""
-        updates = self._batches[batch]
-        answers = {update.site: update for update in updates}
-        failures = updates.failures
-        return [
-            _answer_of(answers[site])
-            if site in answers
-            else requests.Answer(
-                site, None, f"{site}: {failures.get(site, 'the site is asked no more')}"
-            )
-            for site in self._asked[batch]
-        ]
+    def read(self, number: int) -> list[Answer]:
+        """Return the answers to the messages of a sending."""
+        sent = self._sent[number]
+        requests = {id(updates): updates for updates, _ in sent}
+        by_site = {key: {u.site: u for u in updates} for key, updates in requests.items()}
+        return [_answer_of(by_site[id(updates)].get(site), site, updates) for updates, site in sent]
 
-    def write_update(self, batch: int, site: str) -> str:
-        """Write a site's update to a file, once, and return its path."""
-        path = self._folder / f"reply-{batch}-{site}.safetensors"
+    def write_update(self, number: int, place: int) -> str:
+        """Write the update of an answer to a file, once, and return its path."""
+        path = self._folder / f"reply-{number}-{place}.safetensors"
         if not path.is_file():
-            update = next(update for update in self._batches[batch] if update.site == site)
-            self._run.save(update, path)
+            updates, site = self._sent[number][place]
+            self._run.save(next(update for update in updates if update.site == site), path)
         return str(path)
 
     def store(self, path: str) -> ModelOfRun:
@@ -177,33 +175,34 @@ class RunCalls:
 
     def fold(
         self,
-        batch: int,
-        sites: Sequence[str] | None,
+        number: int,
+        places: Sequence[int] | None,
         weights: Sequence[float] | None,
         rule: tuple[str, Mapping[str, Any]] | None,
     ) -> ModelOfRun:
-        """Fold the answers to a batch into a model.
+        """Fold answers to messages of one request into a model.
 
         Args:
-            batch: Number of the batch.
-            sites: The sites whose answers are folded; None for all, as they come.
+            number: Number of the sending.
+            places: Places of the messages; None for all, whose answers are folded as they come.
             weights: A weight for each of them; None for the answers' own.
             rule: Name and arguments of a strategy's rule; None for the mean.
         """
-        updates: Any = self._batches[batch]
-        base = updates.training.base
-        if sites is None and updates.is_read:
-            updates = [update for update in updates if update.has_tensors]
-        elif sites is not None:
-            by_site = {update.site: update for update in updates}
-            updates = [by_site[site] for site in sites]
+        sent = self._sent[number]
+        answers, _ = sent[places[0] if places else 0]
+        updates: Any = answers
+        if places is not None:
+            by_site = {update.site: update for update in answers}
+            updates = [by_site[sent[place][1]] for place in places]
+        elif answers.is_read:
+            updates = [update for update in answers if update.has_tensors]
         by_weight = None if weights is None else FoldRule(weights, normalise=True)
         how = {}
         if rule is not None:
             from flstream.compat.flower.rules import rule_of  # imports NumPy
 
             how = rule_of(*rule)
-        return self._note(self._run.fold(base, updates, by_weight, **how))
+        return self._note(self._run.fold(answers.training.base, updates, by_weight, **how))
 
     def remember(self, name: str) -> bytes:
         """Return the bytes that were computed under a name; the app computes new ones."""
@@ -216,29 +215,21 @@ class RunCalls:
     def _computed(self) -> bytes:
         self._process.send(AppResult(None))
         match self._process.receive():
-            case AppCall("computed", [bytes() as value]):
+            case Computed(value):
                 return value
-            case AppCall("end", [_, error]):
+            case AppEnded(_, error):
                 raise WorkflowError(error)
         raise WorkflowError(
             "evaluate_fn has sent messages, or looked at arrays of a reply, which it must not; do "
             "so in aggregate_train"
         )
 
-    def _send_unseen(self) -> None:
-        """Ask the sites of batches whose replies nobody has looked at or folded."""
-        for updates in self._batches.values():
-            if not (updates.is_read or updates.training.is_done):
-                len(updates)
-
-    def _drop(self, batches: Sequence[int], models: Sequence[int]) -> None:
+    def _drop(self, unused: Sequence[tuple[str, int]]) -> None:
         """Release models and answers, so that their files may go."""
-        for version in models:
-            self._models.pop(version, None)
-        for number in batches:
-            self._batches.pop(number, None)
-            self._asked.pop(number, None)
-            for path in [] if self._resumes else self._folder.glob(f"reply-{number}-*"):
+        for kind, number in unused:
+            (self._models if kind == "model" else self._sent).pop(number, None)
+            drops = kind == "sent" and not self._resumes
+            for path in self._folder.glob(f"reply-{number}-*") if drops else ():
                 path.unlink()
 
     def _begin_round(self, categories: Set[str]) -> bool:
@@ -263,8 +254,10 @@ class RunCalls:
         return ModelOfRun(model.version, str(self._run.path_of(model)), model.digest)
 
 
-def _answer_of(update: Update) -> requests.Answer:
+def _answer_of(update: Update | None, site: str, updates: Updates) -> Answer:
+    if update is None:
+        return Answer(None, f"{site}: {updates.failures.get(site, 'the site is asked no more')}")
     if ERROR in update.meta:
         code, reason = update.meta[ERROR]
-        return requests.Answer(update.site, None, reason, code)
-    return requests.Answer(update.site, update.meta[SENT], has_update=update.has_tensors)
+        return Answer(None, reason, code)
+    return Answer(update.meta[SENT])

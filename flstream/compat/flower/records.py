@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, UserDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
-
-from flstream.errors import LayoutError
-from flstream.model.dtypes import code_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,17 +19,57 @@ _NUMPY = "numpy.ndarray"
 _SERIALISED = ("dtype", "shape", "stype", "data")
 
 
-class TypedRecord(UserDict[str, ValueT]):
-    """Mapping from text to values of known types, in the order in which they were set."""
+class Unread:
+    """Mixin of a ``UserDict`` or ``UserList`` whose content is read once somebody looks at it.
 
-    def _check(self, key: str, value: Any) -> None:
-        """Refuse a value of another type."""
+    Attributes:
+        look: Function that reads the content; None where it is here.
+    """
+
+    look: Callable[[], Any] | None = None
+    _content: Any
+
+    @property
+    def data(self) -> Any:
+        """The content."""
+        if self.look is not None:
+            look, self.look = self.look, None
+            self._content = look()
+        return self._content
+
+    @data.setter
+    def data(self, content: Any) -> None:
+        self._content = content
+
+
+class TypedRecord(UserDict[str, ValueT]):
+    """Mapping from text to values of known types, in the order in which they were set.
+
+    Attributes:
+        kinds: The types.
+        has_lists: Whether a value may also be a list of values of one type.
+    """
+
+    kinds: tuple[type, ...]
+    has_lists = False
 
     def __setitem__(self, key: str, value: ValueT) -> None:
         if not isinstance(key, str):
             raise TypeError(f"a key of a {type(self).__name__} is text, and not {key!r}")
-        self._check(key, value)
+        if not self._takes(value):
+            names = ", ".join(kind.__name__ for kind in self.kinds)
+            more = ", or a list of one of them" if self.has_lists else ""
+            raise TypeError(
+                f"{key!r} of a {type(self).__name__} is a {type(value).__name__}; give it one of "
+                f"{names}{more}"
+            )
         self.data[key] = value
+
+    def _takes(self, value: Any) -> bool:
+        if isinstance(value, list) and self.has_lists:
+            return any(all(type(item) is kind for item in value) for kind in self.kinds)
+        # Also of a derived type, such as NumPy's float64; but a bool is no int.
+        return isinstance(value, self.kinds) and (type(value) is not bool or bool in self.kinds)
 
 
 class _PlainRecord(TypedRecord[Any]):
@@ -44,7 +81,7 @@ class _PlainRecord(TypedRecord[Any]):
         named: The values under the name that Flower has for them, such as ``metric_dict``.
     """
 
-    kinds: tuple[type, ...]
+    has_lists = True
 
     def __init__(
         self,
@@ -53,18 +90,6 @@ class _PlainRecord(TypedRecord[Any]):
         **named: Mapping[str, Any] | None,
     ) -> None:
         super().__init__(values or next(iter(named.values()), None))
-
-    def _check(self, key: str, value: Any) -> None:
-        values = value if isinstance(value, list) else [value]
-        if not values or any(all(type(item) is kind for item in values) for kind in self.kinds):
-            return
-        if isinstance(value, self.kinds) and not (type(value) is bool and bool not in self.kinds):
-            return  # of a derived type, such as NumPy's float64
-        kinds = ", ".join(kind.__name__ for kind in self.kinds)
-        raise TypeError(
-            f"{key!r} of a {type(self).__name__} is a {type(value).__name__}; give it one of "
-            f"{kinds}, or a list of one of them"
-        )
 
 
 class MetricRecord(_PlainRecord):
@@ -112,14 +137,11 @@ class Array:
         return array
 
     @classmethod
-    def from_numpy_ndarray(cls, ndarray: Any) -> Array:
-        """Return an array of a NumPy array."""
-        return cls(ndarray)
+    def _constructed(cls, *args: Any, **named: Any) -> Array:
+        """Return an array, as the constructor does."""
+        return cls(*args, **named)
 
-    @classmethod
-    def from_torch_tensor(cls, tensor: torch.Tensor) -> Array:
-        """Return an array of a torch tensor."""
-        return cls(tensor)
+    from_numpy_ndarray = from_torch_tensor = _constructed
 
     @property
     def value(self) -> Any:
@@ -172,7 +194,7 @@ class Array:
         return f"Array({self.dtype}, {self.shape})"
 
 
-class ArrayRecord(TypedRecord[Array]):
+class ArrayRecord(Unread, TypedRecord[Array]):
     """Arrays by name; those of a model or an update are read from its file when they are asked for.
 
     Args:
@@ -186,9 +208,8 @@ class ArrayRecord(TypedRecord[Array]):
         origin: Where its arrays lie, unchanged: a stored model or a site's update; None elsewhere.
     """
 
+    kinds = (Array,)
     origin: Any = None
-    _look: Callable[[], Mapping[str, Array]] | None = None
-    _arrays: dict[str, Array]
 
     def __init__(self, values: Any = None, *, keep_input: bool = True, **named: Any) -> None:
         super().__init__()
@@ -210,39 +231,15 @@ class ArrayRecord(TypedRecord[Array]):
     def lying(cls, origin: Any, look: Callable[[], Mapping[str, Array]]) -> ArrayRecord:
         """Return the record of a stored model or update, which is looked at once it is used."""
         record = cls()
-        record.origin, record._look = origin, look
+        record.origin, record.look = origin, look
         return record
 
     @classmethod
-    def from_array_dict(cls, array_dict: Mapping[str, Array], **_: Any) -> ArrayRecord:
-        """Return a record of arrays by name."""
-        return cls(array_dict)
+    def _constructed(cls, *args: Any, **named: Any) -> Self:
+        """Return a record, as the constructor does."""
+        return cls(*args, **named)
 
-    @classmethod
-    def from_numpy_ndarrays(cls, ndarrays: Iterable[Any], **_: Any) -> ArrayRecord:
-        """Return a record of NumPy arrays."""
-        return cls(list(ndarrays))
-
-    @classmethod
-    def from_torch_state_dict(cls, torch_state_dict: Mapping[str, Any], **_: Any) -> ArrayRecord:
-        """Return a record of a torch state dict."""
-        return cls(torch_state_dict)
-
-    @property
-    def data(self) -> dict[str, Array]:
-        """The arrays, which are read first where nobody has looked at them."""
-        if self._look is not None:
-            look, self._look = self._look, None
-            self._arrays.update(look())
-        return self._arrays
-
-    @data.setter
-    def data(self, arrays: dict[str, Array]) -> None:
-        self._arrays = arrays
-
-    def _check(self, key: str, value: Any) -> None:
-        if not isinstance(value, Array):
-            raise TypeError(f"{key!r} is a {type(value).__name__}; give it an Array")
+    from_array_dict = from_numpy_ndarrays = from_torch_state_dict = _constructed
 
     def __setitem__(self, key: str, value: Array) -> None:
         super().__setitem__(key, value)
@@ -279,17 +276,6 @@ class ArrayRecord(TypedRecord[Array]):
         """Return the bytes of the arrays and of their names."""
         return sum(array.value.nbytes + len(name) for name, array in self.items())
 
-    @property
-    def forms(self) -> dict[str, tuple[str, tuple[int, ...]]] | None:
-        """Dtype, as safetensors names it, and shape by name; None where one has another dtype."""
-        try:
-            values = {name: array.value for name, array in self.items()}
-            return {
-                name: (code_of(value, name), tuple(value.shape)) for name, value in values.items()
-            }
-        except LayoutError:
-            return None
-
 
 class RecordDict(TypedRecord[Any]):
     """Records by name: the content of a message.
@@ -299,19 +285,14 @@ class RecordDict(TypedRecord[Any]):
         further: Further ones: ``array_records``, ``metric_records`` and ``config_records``.
     """
 
+    kinds = (ArrayRecord, MetricRecord, ConfigRecord)
+
     def __init__(
         self, records: Mapping[str, Any] | None = None, **further: Mapping[str, Any]
     ) -> None:
         super().__init__(records)
         for of_kind in further.values():
             self.update(of_kind or {})
-
-    def _check(self, key: str, value: Any) -> None:
-        if not isinstance(value, ArrayRecord | MetricRecord | ConfigRecord):
-            raise TypeError(
-                f"{key!r} is a {type(value).__name__}; give it an ArrayRecord, a MetricRecord or a "
-                "ConfigRecord"
-            )
 
     @property
     def array_records(self) -> _RecordsOf[ArrayRecord]:
@@ -337,12 +318,11 @@ class _RecordsOf(TypedRecord[ValueT]):
     """The records of one type in a :class:`RecordDict`, which changes with this mapping."""
 
     def __init__(self, records: RecordDict, kind: type[ValueT]) -> None:
-        self._records, self._kind = records, kind
+        self._records, self.kinds = records, (kind,)
         self.data = {key: record for key, record in records.items() if isinstance(record, kind)}
 
-    def _check(self, key: str, value: Any) -> None:
-        if not isinstance(value, self._kind):
-            raise TypeError(f"{key!r} is a {type(value).__name__}; give it a {self._kind.__name__}")
+    def __setitem__(self, key: str, value: ValueT) -> None:
+        super().__setitem__(key, value)
         self._records[key] = value
 
     def __delitem__(self, key: str) -> None:
@@ -350,25 +330,20 @@ class _RecordsOf(TypedRecord[ValueT]):
         del self._records[key]
 
 
-class _Packed(msgspec.Struct, array_like=True):
-    """A record as it travels: its kind, and its values; None for the model's body."""
-
-    kind: str
-    values: Any
-
-
 _KINDS: dict[str, type[Any]] = {"a": ArrayRecord, "m": MetricRecord, "c": ConfigRecord}
 _BODY = "body"
 
 
-def _number(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, Array):
+        return value.data
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a {type(value).__name__} cannot travel in a record")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_number)
-_decoder = msgspec.msgpack.Decoder(dict[str, _Packed])
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_decoder = msgspec.msgpack.Decoder(dict[str, tuple[str, Any]])
 
 
 def pack_records(records: RecordDict, body: str | None = None) -> bytes:
@@ -378,27 +353,18 @@ def pack_records(records: RecordDict, body: str | None = None) -> bytes:
         records: The records.
         body: Name of the one that travels apart, as a model or an update; None for none.
     """
-    packed = {}
+    packed: dict[str, tuple[str, Any]] = {}
     for name, record in records.items():
         kind = next(kind for kind, known in _KINDS.items() if isinstance(record, known))
-        if name == body:
-            packed[name] = _Packed(_BODY, None)
-        elif kind == "a":
-            packed[name] = _Packed(kind, {key: array.data for key, array in record.items()})
-        else:
-            packed[name] = _Packed(kind, dict(record))
+        packed[name] = (_BODY, None) if name == body else (kind, dict(record))
     return _encoder.encode(packed)
 
 
 def unpack_records(data: bytes, body: Callable[[], ArrayRecord] = ArrayRecord) -> RecordDict:
     """Return records of bytes, with the one that has travelled apart."""
     records = RecordDict()
-    for name, packed in _decoder.decode(data).items():
-        if packed.kind == _BODY:
-            records[name] = body()
-        elif packed.kind == "a":
-            arrays = {key: Array(data=data, stype=_NUMPY) for key, data in packed.values.items()}
-            records[name] = ArrayRecord(arrays)
-        else:
-            records[name] = _KINDS[packed.kind](packed.values)
+    for name, (kind, values) in _decoder.decode(data).items():
+        if kind == "a":
+            values = {key: Array(data=data, stype=_NUMPY) for key, data in values.items()}
+        records[name] = body() if kind == _BODY else _KINDS[kind](values)
     return records

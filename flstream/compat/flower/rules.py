@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from flstream.aggregation.elements import Array
 
 
+COMBINATIONS = ("median", "trimmed", "bulyan")
+"""Rules of each number over all updates, without weights; the other ones are steps."""
+
+
 @dataclass(frozen=True)
 class Adaptive(ServerStep):
     """FedAdagrad, FedAdam and FedYogi: ``eta m / (sqrt(v) + tau)``, Adam's corrected for bias."""
@@ -65,19 +69,20 @@ class Combination:
 
     def combine(self, group: TensorGroup, updates: Sequence[GroupUpdate]) -> Mapping[str, Array]:
         """Return the statistic of the updates' tensors."""
-        values = np.stack([update.tensors[group.name] for update in updates])
-        return {group.name: self._of(values)}
-
-    def _of(self, values: Any) -> Any:
+        values: Any = np.stack([update.tensors[group.name] for update in updates])
         count = len(values)
-        if self.name == "median":
-            return np.median(values, axis=0)
-        if self.name == "trimmed":
-            cut = int(self.share * count)
-            return np.sort(values, axis=0)[cut : count - cut].mean(axis=0)
-        near = count - 2 * self.malicious
-        order = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-        return np.take_along_axis(values, order[:near], axis=0).mean(axis=0)
+        match self.name:
+            case "median":
+                combined = np.median(values, axis=0)
+            case "trimmed":
+                cut = int(self.share * count)
+                combined = np.sort(values, axis=0)[cut : count - cut].mean(axis=0)
+            case _:
+                near = count - 2 * self.malicious
+                apart = np.abs(values - np.median(values, axis=0))
+                order = np.argsort(apart, axis=0, kind="stable")[:near]
+                combined = np.take_along_axis(values, order, axis=0).mean(axis=0)
+        return {group.name: combined}
 
 
 def rule_of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from flstream.client.seeding import kept_generators
 from flstream.compat.flower.aggregates import (
-    AggregationError,
     Result,
     aggregate_arrayrecords,
     aggregate_metricrecords,
@@ -27,9 +26,17 @@ from flstream.compat.flower.aggregates import (
     validate_message_reply_consistency,
     weights_of,
 )
-from flstream.compat.flower.grid import WEIGHT, FirstArrays, Grid, Replies, ReplyUpdate
+from flstream.compat.flower.apps import ARRAYS, CONFIG
+from flstream.compat.flower.grid import (
+    WEIGHT,
+    CaughtError,
+    FirstArrays,
+    Grid,
+    Replies,
+    ReplyUpdate,
+    Sending,
+)
 from flstream.compat.flower.messages import Message
-from flstream.compat.flower.numpy_client import ARRAYS, CONFIG
 from flstream.compat.flower.records import (
     ArrayRecord,
     ConfigRecord,
@@ -38,7 +45,9 @@ from flstream.compat.flower.records import (
     pack_records,
     unpack_records,
 )
-from flstream.compat.flower.requests import LEAST_WEIGHT, Batch
+from flstream.compat.flower.rules import COMBINATIONS
+from flstream.errors import AggregationError
+from flstream.worker.messages import LEAST_WEIGHT
 
 log = logging.getLogger("flwr")
 
@@ -101,7 +110,7 @@ class Strategy(ABC):
                 what it has scored before.
         """
         if isinstance(grid, FirstArrays):
-            grid.begin(initial_arrays)
+            raise CaughtError(initial_arrays)
         began = time.monotonic()
         log.info("Starting %s strategy:", type(self).__name__)
         self.summary()
@@ -183,15 +192,6 @@ class FedAvg(Strategy):
     _rule_name: ClassVar[str] = ""
     """Name of the rule by which arrays are folded; empty for their weighted mean."""
 
-    _weighs: ClassVar[bool] = True
-    """Whether the arrays' aggregate depends on weights."""
-
-    _looks_first: ClassVar[bool] = False
-    """Whether replies are looked at before they are aggregated."""
-
-    _keeps_moments: ClassVar[bool] = False
-    """Whether its rule is a step of the server's that leaves moments beside the model."""
-
     # Whether the last replies had arrays of the names and shapes that were sent, and whether
     # moments of its own lie beside a model.
     _fit = _has_stepped = False
@@ -235,26 +235,18 @@ class FedAvg(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
     ) -> Iterable[Message]:
         """Return a message for each drawn node, with the arrays and the settings."""
-        share, least = self.fraction_train, self.min_train_nodes
-        return self._messages("train", share, least, server_round, arrays, config, grid)
+        return self._messages("train", server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
     ) -> Iterable[Message]:
         """Return a message for each drawn node, with the arrays and the settings."""
-        share, least = self.fraction_evaluate, self.min_evaluate_nodes
-        return self._messages("evaluate", share, least, server_round, arrays, config, grid)
+        return self._messages("evaluate", server_round, arrays, config, grid)
 
     def _messages(
-        self,
-        kind: str,
-        share: float,
-        least: int,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Any,
+        self, kind: str, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
     ) -> list[Message]:
+        share, least = getattr(self, f"fraction_{kind}"), getattr(self, f"min_{kind}_nodes")
         if share == 0.0:
             return []
         size = max(int(len(grid.get_node_ids()) * share), least)
@@ -268,13 +260,13 @@ class FedAvg(Strategy):
         self, record: RecordDict, node_ids: list[int], message_type: str
     ) -> list[Message]:
         messages = [Message(record, node, message_type) for node in node_ids]
-        # An app's own method may look at replies, and one that compares them does. Those of the
-        # first round are looked at, too: they show whether they fit the arrays that were sent.
-        is_own = type(self).aggregate_train is not FedAvg.aggregate_train
+        # An app's own method may look at replies, and a strategy that compares them does. Those of
+        # the first round are looked at, too: they show whether they fit the arrays that were sent.
+        own = type(self).aggregate_train, type(self)._selected
+        is_plain = own == (FedAvg.aggregate_train, FedAvg._selected)
         for message in messages:
             message.weighted_by = self.weighted_by_key
-            is_train = message_type == "train"
-            message.is_folded_unseen = is_train and self._fit and not (is_own or self._looks_first)
+            message.is_folded_unseen = message_type == "train" and self._fit and is_plain
         return messages
 
     def _check_and_log_replies(
@@ -318,32 +310,33 @@ class FedAvg(Strategy):
 
     def _folded_unseen(self, replies: Iterable[Message], server_round: int) -> ArrayRecord | None:
         """Fold replies that nobody has looked at, as they come; None where that is not possible."""
-        if not isinstance(replies, Replies) or replies.grid is None:
+        if not isinstance(replies, Replies) or replies.look is None:
             return None
-        batches = list(dict.fromkeys(replies.batches))
-        if len(batches) != 1 or not batches[0].is_folded_unseen:
-            return None
-        return self._fold(replies.grid, batches[0], server_round)
+        grid, sending = replies.sent
+        is_one = len(set(sending.requests)) == 1
+        return self._fold(grid, sending, server_round) if is_one else None
 
     def _aggregated(self, contents: list[RecordDict], server_round: int) -> ArrayRecord:
         """Aggregate the arrays of replies that were looked at."""
         origins = [next(iter(content.array_records.values())).origin for content in contents]
         updates = [origin for origin in origins if isinstance(origin, ReplyUpdate)]
         self._fit = len(updates) == len(origins)
-        sites = [update.site for update in updates]
-        is_twice = len(set(sites)) < len(sites)
-        is_mixed = len({update.batch.number for update in updates}) > 1
-        if not self._fit or is_twice or is_mixed:
-            if self._rule():
+        places = [update.place for update in updates]
+        is_twice = len(set(places)) < len(places)
+        requests = {(u.sending.number, u.sending.requests[u.place]) for u in updates}
+        rule = self._rule()
+        if not self._fit or is_twice or len(requests) > 1:
+            if rule:
                 raise AggregationError(
                     f"{type(self).__name__} takes replies as they have come, with arrays of the "
                     "names and shapes that were sent; use FedAvg where they are changed"
                 )
             return aggregate_arrayrecords(contents, self.weighted_by_key)
         own, weights = weights_of(contents, self.weighted_by_key), None
-        if self._weighs and own != [update.weight for update in updates]:  # which the run knows
+        has_weights = rule not in COMBINATIONS
+        if has_weights and own != [update.weight for update in updates]:  # which the run knows
             weights = [max(weight, LEAST_WEIGHT) for weight in own]
-        return self._fold(updates[0].grid, updates[0].batch, server_round, sites, weights)
+        return self._fold(updates[0].grid, updates[0].sending, server_round, places, weights)
 
     def _rule(self) -> str:
         """Return the name of the rule by which arrays are folded; empty for the weighted mean."""
@@ -352,16 +345,16 @@ class FedAvg(Strategy):
     def _fold(
         self,
         grid: Grid,
-        batch: Batch,
+        sending: Sending,
         server_round: int,
-        sites: list[str] | None = None,
+        places: list[int] | None = None,
         weights: list[float] | None = None,
     ) -> ArrayRecord:
         """Fold updates by the strategy's rule, with moments of its own."""
         if not (rule := self._rule()):
-            return grid.fold(batch, sites, weights)
+            return grid.fold(sending, places, weights)
         begins = not self._has_stepped
-        if self._keeps_moments:
+        if rule not in COMBINATIONS:
             if not begins and grid.stepped_by is not self:
                 raise AggregationError(
                     f"another strategy has folded since {type(self).__name__} did, so its moments "
@@ -370,7 +363,7 @@ class FedAvg(Strategy):
             grid.stepped_by, self._has_stepped = self, True
         arguments = {name: float(getattr(self, name)) for name in self._arguments}
         facts = {**arguments, "round": server_round, "begins": begins}
-        return grid.fold(batch, sites, weights, (rule, facts))
+        return grid.fold(sending, places, weights, (rule, facts))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -407,7 +400,7 @@ class FedAvgM(FedAvg):
     """
 
     _arguments: ClassVar = {"server_learning_rate": 1.0, "server_momentum": 0.0}
-    _rule_name, _keeps_moments = "momentum", True
+    _rule_name = "momentum"
 
     def _rule(self) -> str:
         is_mean = all(getattr(self, name) == value for name, value in self._arguments.items())
@@ -421,7 +414,6 @@ class FedOpt(FedAvg):
     ``beta_1`` and ``beta_2`` are the shares of the moments that stay, ``tau`` is the adaptivity.
     """
 
-    _keeps_moments = True
     _arguments: ClassVar = {"eta": 0.1, "eta_l": 0.1, "beta_1": 0.0, "beta_2": 0.0, "tau": 1e-3}
 
 
@@ -448,7 +440,7 @@ class FedYogi(FedOpt):
 class FedMedian(FedAvg):
     """Median of each number (Yin et al. 2018, arXiv:1803.01498)."""
 
-    _rule_name, _weighs = "median", False
+    _rule_name = "median"
 
 
 class FedTrimmedAvg(FedAvg):
@@ -458,7 +450,7 @@ class FedTrimmedAvg(FedAvg):
     """
 
     _arguments: ClassVar = {"beta": 0.2}
-    _rule_name, _weighs = "trimmed", False
+    _rule_name = "trimmed"
     beta: float
 
     def __init__(self, *args: Any, **others: Any) -> None:
@@ -474,7 +466,6 @@ class MultiKrum(FedAvg):
     """
 
     _arguments: ClassVar = {"num_malicious_nodes": 0, "num_nodes_to_select": 1}
-    _looks_first = True
     num_malicious_nodes: int
     num_nodes_to_select: int
 
@@ -500,7 +491,7 @@ class Bulyan(MultiKrum):
     El Mhamdi et al. 2018, arXiv:1802.07927.
     """
 
-    _rule_name, _weighs = "bulyan", False
+    _rule_name = "bulyan"
 
     def _selected(self, contents: list[RecordDict]) -> list[RecordDict]:
         least = 4 * self.num_malicious_nodes + 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ class _MadeByJob(ABCMeta):
     def __call__(
         cls, *args: Any, params_type: str = "FULL", framework: str = "numpy", **kwargs: Any
     ) -> Any:
-        made: Any = super().__call__(*args, **kwargs)
-        made._params_type, made._framework = ParamsType(params_type), framework
-        return made
+        aggregator: Any = super().__call__(*args, **kwargs)
+        aggregator._params_type, aggregator._framework = ParamsType(params_type), framework
+        return aggregator
 
 
 class ModelAggregator(metaclass=_MadeByJob):
@@ -107,22 +108,12 @@ class ModelAggregator(metaclass=_MadeByJob):
         """The logger of its class."""
         return logging.getLogger(type(self).__name__)
 
-    def info(self, message: str) -> None:
-        """Log a message."""
-        self.logger.info(message)
+    def _log(self, level: int, message: str, **how: Any) -> None:
+        """Log a message; as an exception, with the one that is being handled."""
+        self.logger.log(level, message, **how)
 
-    def warning(self, message: str) -> None:
-        """Log a warning."""
-        self.logger.warning(message)
-
-    def error(self, message: str) -> None:
-        """Log an error."""
-        self.logger.error(message)
-
-    def exception(self, message: str) -> None:
-        """Log an error, with the exception that is being handled."""
-        self.logger.exception(message)
-
-    def debug(self, message: str) -> None:
-        """Log what helps to find a mistake."""
-        self.logger.debug(message)
+    debug = partialmethod(_log, logging.DEBUG)
+    info = partialmethod(_log, logging.INFO)
+    warning = partialmethod(_log, logging.WARNING)
+    error = partialmethod(_log, logging.ERROR)
+    exception = partialmethod(_log, logging.ERROR, exc_info=True)

@@ -41,13 +41,13 @@ def test_settings_are_those_of_the_app_and_what_overrides_them(apps):
     job = apps.job()
     assert (job.name, job.rounds, job.clients.count) == ("little-app", 2, 3)
     settings = {"num-server-rounds": 2, "lr": 0.5, "inner.steps": 3, "with space": "a b"}
-    assert json.loads(job.train.args["config"]) == settings
+    assert json.loads(job.train.args["app"])["config"] == settings
     job = apps.job("app.config.lr=0.25", "seed=9", settings={"rounds": 5, "clients.count": 7})
     assert (job.rounds, job.clients.count, job.seed) == (5, 7, 9)
-    settings = json.loads(job.train.args["config"])
-    assert (settings["lr"], settings["num-server-rounds"]) == (0.25, 5)
-    assert job.model.args["seed"] == 9
-    assert len(job.model.args["sites"]) == 7
+    app = json.loads(job.train.args["app"])
+    assert (app["config"]["lr"], app["seed"]) == (0.25, 9)
+    assert job.model.args["sites"] == 7
+    assert apps.job("app.config.num-server-rounds=4").rounds == 4
     with pytest.raises(UsageError, match="rate is no setting of the app") as refused:
         apps.job("app.config.rate=1")
     assert "inner.steps, lr, num-server-rounds" in str(refused.value)

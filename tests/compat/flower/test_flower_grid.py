@@ -1,12 +1,20 @@
 """What apps do with a grid and with replies, beside what strategies do."""
 
+import socket
+from contextlib import closing
+from typing import get_args
+
 import numpy as np
 import pytest
 from flower_apps import CLIENT, SERVER, log_of
 from test_flower_strategies import final, server
 from training_scripts import of_kind
 
+from flstream.compat.flower.program import RunCalls
+from flstream.compat.flower.requests import AppCall, FromApp, Method
+from flstream.errors import ProtocolError
 from flstream.telemetry.events import EffectDone
+from flstream.transport.messages import MessageChannel
 
 MAIN = """
 import numpy as np
@@ -63,6 +71,15 @@ assert len(replies + replies) == 14 and replies[1:3] == list(replies)[1:3]
     totals = [(0, 15.0), (1, 21.0), (2, 15.0), (3, 27.0), (4, 15.0), (5, 15.0)]
     assert f"found {totals}" in log_of(run)
     assert run.summary.rounds_completed == 1
+
+
+def test_an_apps_process_can_call_the_methods_of_its_workflow_alone():
+    assert all(hasattr(RunCalls, name) for name in get_args(Method))
+    ours, theirs = socket.socketpair()
+    with closing(MessageChannel(ours, "serverapp", FromApp)) as workflow, theirs:
+        MessageChannel(theirs, "the server", FromApp).send(AppCall("until_end", []))
+        with pytest.raises(ProtocolError, match=r"unreadable message: .*until_end"):
+            workflow.receive(60)
 
 
 def test_threads_share_a_grid(apps, jobs_in, tmp_path):

@@ -192,6 +192,18 @@ def score(server_round, arrays):
     assert resumed.summary.model.digest == apps.finish(text).summary.model.digest
 
 
+ROUNDS = "context.run_config['num-server-rounds']"
+
+
+@pytest.mark.parametrize("text", [SERVER, server("Halving()", OWN, ROUNDS)])
+def test_a_finished_run_resumes_to_more_rounds(apps, text):
+    number = "    number = "
+    client = CLIENT.replace(number, f"    assert {ROUNDS} in (2, 4)\n{number}")
+    run = apps.resume(apps.finish(text, client), "rounds=4")
+    assert run.summary.rounds_completed == 4
+    assert run.summary.model.digest == apps.finish(text, client, "rounds=4").summary.model.digest
+
+
 def test_a_run_ends_early_where_its_job_says_so(apps):
     text = (
         SERVER.replace("num_rounds=", "evaluate_fn=score, num_rounds=")
