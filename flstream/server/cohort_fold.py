@@ -130,7 +130,7 @@ class CohortFold:
         self._done = 0
 
     def do(self, number: int) -> tuple[FoldResult, ModelRecord]:
-        """Do the effect of a number: train who is yet to train, and make the next model."""
+        """Train the sites that have yet to train, and fold: the effect of this number."""
         state, trained, to_fold, make = self._state, None, self.to_fold, self.make
         context, private, round_number = state.context, state.private, state.round
         _, step_number = state.store.next_record(round_number)

@@ -519,7 +519,7 @@ class ModelStore:
         return [*beside, *reversed(names)]
 
     def beside(self, model: Model, body: str) -> FileSource | None:
-        """What lies beside a model and is no body of it, verified once; None for none.
+        """File beside a model that is no body of it, verified once; None for none.
 
         Args:
             model: The model.

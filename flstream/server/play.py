@@ -83,7 +83,9 @@ def play(
     # A number, and no model: a workflow decides how long the file of its first one stays.
     version = store.add(record, 0, is_verified=is_built).version
     nbytes = _check_disk(context, store, record, records)
-    _leave_out_small(state, nbytes)
+    if small := state.fleet.leave_out_small(nbytes):
+        memory = f"have not the memory for the model ({format_bytes(nbytes)})"
+        state.warn([f"{brief_names(small)} {memory}, and are not asked (devices: memory)"])
     try:
         for place in range(len(context.job.stages)):
             version = _play_stage(state, place, version)
@@ -204,14 +206,3 @@ def _check_disk(
     if warning is not None:
         context.emit(Warned(message=warning))
     return layout.nbytes
-
-
-def _leave_out_small(state: RunState, nbytes: int) -> None:
-    """Leave out the sites whose devices have not the memory for the model."""
-    if small := state.fleet.leave_out_small(nbytes):
-        state.warn(
-            [
-                f"{brief_names(small)} have not the memory for the model "
-                f"({format_bytes(nbytes)}), and are not asked (devices: memory)"
-            ]
-        )

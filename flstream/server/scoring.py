@@ -175,7 +175,9 @@ class ScoringEffects:
         tasks = state.fleet.tasks("evaluate", sites, of_round)
 
         def do(number: int) -> tuple[ScoreResult, None]:
-            began, meta = time.monotonic(), pack_values(_meta_of(owner))
+            # By NVFlare's names.
+            meta = pack_values({"model_owner": owner, "validate_type": "model_validate"})
+            began = time.monotonic()
             spec = self._spec(model, tasks, number, seconds, meta)
             run = self._ask(spec, f"score the {named}", counts=counts)
             for site, answer in run.collector.in_order.items():
@@ -372,11 +374,6 @@ def _answers_of_sites(runs: Sequence[TaskRun]) -> dict[str, SiteAnswer]:
         answers |= run.collector.in_order
     answers.pop(EVALUATOR, None)
     return answers
-
-
-def _meta_of(owner: str) -> dict[str, str]:
-    """Values in the ``meta`` of a model to score, by NVFlare's names."""
-    return {"model_owner": owner, "validate_type": "model_validate"}
 
 
 def weighted_metrics(answers: Sequence[SiteAnswer]) -> dict[str, float]:

@@ -34,17 +34,6 @@ if TYPE_CHECKING:
     from flstream.codecs.lossy import LossyCodec
 
 
-def is_worth_mapping(nbytes: int) -> bool:
-    """Return whether a model is mapped: not if it comes together with its layout anyway."""
-    return nbytes > MOST_EAGER_BYTES
-
-
-def is_mapped(context: ServerContext, model: Source) -> bool:
-    """Return whether workers map a model: where the job says so, and it is in one file."""
-    maps = context.job.streaming.maps
-    return maps and isinstance(model, FileSource) and is_worth_mapping(model.layout.nbytes)
-
-
 class ModelOffer(NamedTuple):
     """An offer of a model to one worker.
 
@@ -79,9 +68,11 @@ def offers_by_server(
     """
     sent, decoded = (model, None) if coded is None else (coded, model.layout)
     ref = context.service.offer(sent, [worker.receiver], encoder=encoder, decoded=decoded)
+    # One that comes together with its layout anyway is not worth mapping.
+    is_mapped = isinstance(sent, FileSource) and sent.layout.nbytes > MOST_EAGER_BYTES
     try:
         delivery = ref.deliveries[worker.receiver]
-        yield ModelOffer(ref.token, None, delivery, is_mapped(context, sent))
+        yield ModelOffer(ref.token, None, delivery, is_mapped and context.job.streaming.maps)
     finally:
         ref.abort("the task is over")
 
