@@ -299,9 +299,10 @@ class ScoringEffects:
         metrics = {site: answer.metrics for site, answer in answers.items()}
         for run in runs:
             failures |= run.collector.failures
+        central = next((run.collector.answers.get(EVALUATOR) for run in runs), None)
+        means = weighted_metrics(list(answers.values())) if central is None else central.metrics
         return ScoreResult(
-            # Of the first task: the evaluator's counts, where there is one.
-            metrics=weighted_metrics(list(runs[0].collector.in_order.values())) if runs else {},
+            metrics=means,
             failures=failures,
             asks=self._state.site_code.first_kinds(answers.values()),
             sites=columns_of(columns, metrics) if columns else {},
