@@ -92,6 +92,21 @@ def virtual_clients(folder: Path, scale: int) -> Iterator[Row]:
     yield Row("1,000 clients, 100 a round, 2 workers", rate, "tasks/s", 2000, least=1)
 
 
+def fleet(folder: Path, scale: int) -> Iterator[Row]:
+    """Measure tasks a second with 100,000 devices on the virtual clock, a thousand at a time."""
+    sizes = "clients.count=100000", "clients.per_round=1000", "train.args.epochs=1"
+    for kind, tasks, rounds in (("fedavg", 1000, 30), ("fedbuff", 100, 200)):
+        args = "evaluate_every=0" + ", buffer_size=100" * (kind == "fedbuff")
+        flow = f"workflow={{type={kind}, args{{{args}}}}}"
+        done = run(JOBS / "stragglers", folder, *sizes, flow, f"rounds={rounds // scale + 2}")
+        ends = ends_of_rounds(done)
+        rate = tasks * (len(ends) - 1) / (ends[-1] - ends[0])
+        what = f"100,000 devices, 1,000 at a time, {kind}"
+        yield Row(what, rate, "tasks/s", 2000, least=1)
+        server = done.summary.memory.server.over_idle
+        yield Row(f"{what}, server over idle", server, "bytes", 64 * MIB, most=1)
+
+
 def ends_of_rounds(done: MeasuredRun) -> list[float]:
     """Return the times at which the rounds of a run ended."""
     return [event["time"] for event in done.events if event["kind"] == "round_finished"]
@@ -145,7 +160,7 @@ def process_seconds(arguments: Sequence[str]) -> float:
     return time.perf_counter() - began
 
 
-PARTS = by_name(startup, virtual_clients, growth, phases, flat_memory)
+PARTS = by_name(startup, virtual_clients, fleet, growth, phases, flat_memory)
 
 
 if __name__ == "__main__":
