@@ -48,6 +48,8 @@ TRAILER_BYTES = 8
 
 # Bytes that are read beyond what is waited for: a small message, or the next header.
 _AHEAD_BYTES = 4 << 10
+# Bytes of a payload after which signals and deadlines are looked at, though more keep coming.
+_MOST_UNCHECKED = 8 << 20
 
 Range = tuple[int, int]
 """Bytes ``[start, stop)`` of a body."""
@@ -330,7 +332,11 @@ class PacketReader:
         """Fill the views with a payload; return whether its digest matches."""
         digest, trailer = xxhash.xxh3_64(), bytearray(TRAILER_BYTES)
         buffers = [*(view for view in views if len(view)), memoryview(trailer)]
+        unchecked = 0
         while buffers:
+            if unchecked >= _MOST_UNCHECKED:
+                wait()
+                unchecked = 0
             if self._ahead:
                 count = min(len(buffers[0]), len(self._ahead))
                 buffers[0][:count] = self._ahead[:count]
@@ -342,6 +348,7 @@ class PacketReader:
                     self._ahead += self._following[:over]
                     count -= over
             self.left -= count
+            unchecked += count
             come, buffers = split(buffers, count)
             # Digested at once, piece by piece: the bytes are still in the processor's cache, and
             # the sender fills the channel meanwhile.

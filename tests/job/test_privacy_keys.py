@@ -6,6 +6,7 @@ import pytest
 
 from flstream.aggregation.accountant import Accounting
 from flstream.aggregation.rules import AggregationRule
+from flstream.runs.stopping import EarlyStopping
 from flstream.server.privacy import PrivateFolds
 
 JOB = "clients { count = 10, per_round = 4 }, privacy { type = central }"
@@ -25,7 +26,7 @@ def test_the_cohort_of_the_noise_is_the_jobs_own_or_the_simulated_one(private):
         assert (job.privacy.cohort(job.clients), job.privacy.drawn_from(job.clients)) == due
         accounting = Accounting.of(job)
         assert (accounting.cohort, accounting.population) == due
-        rule = PrivateFolds(job).rule(AggregationRule(), 1, 0)
+        rule = PrivateFolds(job, EarlyStopping(job)).rule(AggregationRule(), 1, 0)
         assert rule.mechanism.noise == 1 / due[0]
 
 
