@@ -82,6 +82,7 @@ _REASONS = {
     **dict.fromkeys(
         ("ServerConfig", "ServerAppComponents", "LegacyContext", "DefaultWorkflow"), _OLDER
     ),
+    **dict.fromkeys(("ndarrays_to_parameters", "parameters_to_ndarrays"), _OLDER),
     **dict.fromkeys(("start_server", "start_client"), "deployment is not there"),
     **dict.fromkeys(
         ("run_simulation", "start_simulation"), "use flstream simulate with the app's folder"
