@@ -169,6 +169,12 @@ def test_older_clients_have_lists_of_arrays(apps):
     assert apps.finish(SERVER, client).summary.model.digest == apps.finish().summary.model.digest
 
 
+OLDER = """
+from flwr.common import ndarrays_to_parameters
+parameters = ndarrays_to_parameters([])
+"""
+
+
 @pytest.mark.parametrize(
     ("server", "client", "sentence"),
     [
@@ -179,7 +185,11 @@ def test_older_clients_have_lists_of_arrays(apps):
         ),
         (SERVER.replace("FedAvg", "FedXgbBagging"), CLIENT, "XGBoost's trees is not there"),
         (SERVER.replace("ServerApp()", "ServerApp(server_fn=print)"), CLIENT, "older API"),
-        (SERVER + "\nfrom flwr.common import ndarrays_to_parameters", CLIENT, "older API"),
+        (
+            SERVER + OLDER,
+            CLIENT,
+            "ndarrays_to_parameters of flwr.common: it belongs to the older API",
+        ),
         (SERVER, CLIENT.replace("app.train()", "app.train('x')"), "no function for messages of"),
         (SERVER, CLIENT + "\nimport flwr.simulation", "flstream has no flwr.simulation"),
         (SERVER.replace("FedAvg()", "FedAvg(min_train_nodes=4)"), CLIENT, "needs 4 nodes"),
