@@ -123,10 +123,10 @@ def arranged(source: Source) -> Source:
     Of tied names the first in alphabetical order stands for the tensor. Empty tensors share no
     bytes, so ties between them are dropped.
     """
-    places: dict[str, Place] = {}
-    ties: dict[str, str] = {}
     if source.layout.is_canonical:
         return source
+    places: dict[str, Place] = {}
+    ties: dict[str, str] = {}
     for name, names in source.layout.all_names.items():
         info = source.layout.by_name[name]
         first, *others = sorted(names)

@@ -413,8 +413,7 @@ class ModelStore:
             round_number: Number of the round.
             versions: Versions of models that its unfinished work starts from.
         """
-        if self.retention.keep != "all":
-            self._held.setdefault(round_number, set(versions))
+        self._held.setdefault(round_number, set(versions))
 
     def retire(self, best: Iterable[int], in_use: Iterable[int] = ()) -> None:
         """Remove the files of models that need not stay, now that the newest is durable.

@@ -52,9 +52,9 @@ __all__ = [
 ]
 
 SiteOrder = Literal["fixed", "random", "random_without_same_in_a_row"]
-# Most bytes that a run remembers for a workflow at a time.
-_MOST_BYTES = 1 << 20
 _ORDERS = ("fixed", "random", "random_without_same_in_a_row")
+# Bytes that a run remembers for a workflow at most, at a time.
+_MOST_REMEMBERED = 1 << 20
 
 
 class Run:
@@ -653,10 +653,10 @@ class Run:
 
         def do(_: int) -> tuple[bytes, None]:
             value = compute()
-            if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
+            if not isinstance(value, bytes) or len(value) > _MOST_REMEMBERED:
                 raise WorkflowError(
                     f"run.remember({name!r}) computed what is no bytes, or more than "
-                    f"{_MOST_BYTES:,} of them; return fewer, and keep the rest in a file"
+                    f"{_MOST_REMEMBERED:,} of them; return fewer, and keep the rest in a file"
                 )
             return value, None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -50,39 +51,41 @@ class RoundTotals:
     """Costs of a round's trainings, and results of its folds, which the end of the round adds up.
 
     Attributes:
-        costs: What each training cost.
+        cost: What the trainings cost together, of which there may be very many.
         folds: What came of each fold or adoption, without its training.
     """
 
     def __init__(self) -> None:
-        self.costs: list[TaskCost] = []
+        self.cost = TaskCost()
         self.folds: list[FoldResult] = []
+
+    def add_cost(self, cost: TaskCost) -> None:
+        """Add what a training cost."""
+        self.cost = TaskCost(*map(operator.add, self.cost, cost))
 
     def finished(self, number: int, newest: ModelRecord, simulated: float | None) -> RoundFinished:
         """The event that ends a round, with the virtual clock's time in seconds, if any."""
-        costs, folds = self.costs, self.folds
+        cost, folds = self.cost, self.folds
         weights, updates = dict[str, float](), Counter[str]()
         for fold in folds:
             for site, weight in fold.weights.items():
                 weights[site] = weights.get(site, 0.0) + weight
             updates.update(site for _, sites in fold.updates for site in sites)
-        down = sum((cost.down for cost in costs), Transfer())
-        download = sum(cost.download for cost in costs)
         up = sum((fold.up for fold in folds), Transfer())
-        upload = sum(cost.fetch for cost in costs) + sum(fold.fold for fold in folds)
+        upload = cost.fetch + sum(fold.fold for fold in folds)
         private = [fold.privacy.spent for fold in folds if fold.privacy is not None]
         return RoundFinished(
             round=number,
             digest=newest.digest,
             optimizer_state=newest.optimizer_state,
-            download=download,
-            train=sum(cost.work for cost in costs),
+            download=cost.download,
+            train=cost.work,
             upload_and_fold=upload,
             checkpoint=sum(fold.checkpoint for fold in folds),
             weights=weights,
             updates={site: n for site, n in updates.items() if n > 1},
             metrics=self._means(),
-            down=replace(down, seconds=download),
+            down=replace(cost.down, seconds=cost.download),
             up=replace(up, seconds=upload),
             aggregator=next((fold.at for fold in reversed(folds) if fold.at), ""),
             privacy=private[-1] if private else None,
@@ -248,6 +251,8 @@ class RunState:
 
     def hold_models(self) -> None:
         """Keep what trainings in flight and waiting updates start from at the end of this round."""
+        if self.store.retention.keep == "all":
+            return
         in_flight = {training.base.version for training in self.in_flight.values()}
         in_flight |= {training.trained_from.version for training in self.in_flight.values()}
         received = self.received.needed()

@@ -505,5 +505,5 @@ class TrainingEffects:
             state.update_store.keep_updates(training, state.round)
         state.site_code.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics
-            state.totals.costs.append(result.cost)
+            state.totals.add_cost(result.cost)
         state.fleet.note_failures(site for site in result.failures if site not in result.late)
