@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.regions import not_finite
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.update import Reading, UpdateSource
+from flstream.aggregation.update import CollectedUpdate, Reading
 from flstream.aggregation.walk import OnRange, fold_updates
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSink, FileSource
@@ -26,7 +25,7 @@ from flstream.model.source import Scratch, Sink, Source
 
 def adopt_update(
     base: Source,
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     rule: AggregationRule,
     sink: Sink,
     step: int,
@@ -57,7 +56,7 @@ def adopt_update(
     layout = base.layout
     if not all(is_adopted_whole(layout, update, rule) for update in updates):
         return fold_updates(base, updates, rule, sink, step, on_range, optimization)
-    readings = [Reading(update, layout) for update in updates]
+    readings = [Reading(update, layout, step) for update in updates]
     digest = BodyDigest(layout)
     for start, stop in layout.ranges(step):
         (out,) = sink.views(start, stop)
@@ -75,14 +74,14 @@ def adopt_update(
     return digest.hexdigest()
 
 
-def is_adopted_whole(layout: Layout, update: UpdateSource, rule: AggregationRule) -> bool:
+def is_adopted_whole(layout: Layout, update: CollectedUpdate, rule: AggregationRule) -> bool:
     """Return whether an update becomes the next model byte for byte."""
     is_whole = len(rule.selected(layout)) == len(layout.tensors)
     return is_whole and update.params_type == "FULL" and not update.partial
 
 
 def expect_sound(
-    base: Source, update: UpdateSource, step: int, on_range: Callable[[int], None]
+    base: Source, update: CollectedUpdate, step: int, on_range: Callable[[int], None]
 ) -> None:
     """Refuse an update that does not fit the model, or has a float that is not finite.
 
@@ -95,7 +94,7 @@ def expect_sound(
     Raises:
         UpdateRefusedError: The message names site and tensor.
     """
-    reading, scratch = Reading(update, base.layout), Scratch()
+    reading, scratch = Reading(update, base.layout, step), Scratch()
     for start, stop in base.layout.ranges(step):
         data = reading.read(start, stop, scratch)
         _expect_finite(update.site, reading.carried, reading.place(start), data)
@@ -117,7 +116,7 @@ def _expect_finite(site: str, layout: Layout, start: int, data: memoryview) -> N
 def write_site_model(
     path: Path,
     base: Source,
-    update: UpdateSource,
+    update: CollectedUpdate,
     rule: AggregationRule,
     step: int,
     check: Callable[[], None],
@@ -141,14 +140,12 @@ def write_site_model(
         CheckpointError: The disk does not take it.
     """
     # Not durable: a power cut shows in the digest, and then it is made again.
-    # Multiplied by a weight and divided by it again, a float64 need not be what it was.
-    model = replace(update, weight=1.0)
     # Bodies that travel with the model are no part of it.
     layout = part_layout(base.layout, MAIN, rule.bodies)
     with FileSink(path, layout, {"format": "pt"}, durable=False) as sink:
         writer = SplitWriter({MAIN: sink}, base.layout)
         with closing(WriteBehind(base.layout, writer.write)) as target:
-            adopt_update(base, [model], rule.adopting(), target, step, lambda _: check())
+            adopt_update(base, [update], rule.adopting(), target, step, lambda _: check())
         sink.finish()
     return writer.digests()[MAIN]
 
@@ -181,22 +178,19 @@ class FoldKeeper:
         self._base = base
         self._rule = rule
         self._check = check
-        self._kept: dict[str, UpdateSource] = {}
 
-    def keep(self, update: UpdateSource, step: int) -> UpdateSource:
-        """Keep the model of an update, and return the update to fold.
+    def keep(self, update: CollectedUpdate, step: int) -> None:
+        """Keep the model of an update, unless one of its site is kept already.
 
-        Where the file has the same bytes, the returned update is read from there, so that a worker
-        sends its bytes once. ``step`` is the bytes that are written at a time.
+        Where the file has the same bytes, the update is read from there from now on, so that a
+        worker sends its bytes once. ``step`` is the bytes that are written at a time.
         """
-        if update.site in self._kept:
-            return self._kept[update.site]
+        if update.site in self.digests:
+            return
         path = self._path_of(update.site)
         digest = write_site_model(
             path, update.base or self._base, update, self._rule, step, self._check
         )
         self.digests[update.site] = digest
         if update.params_type == "FULL" and not update.partial and not self._rule.bodies:
-            update = replace(update, open=lambda: FileSource(path))
-        self._kept[update.site] = update
-        return update
+            update.copy = FileSource(path)

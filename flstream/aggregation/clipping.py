@@ -17,19 +17,21 @@ from typing import Literal
 import numpy as np
 
 from flstream.aggregation.elements import Array, block_room, blocks
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_set import UpdateSet
 from flstream.errors import UpdateRefusedError
 from flstream.model.dtypes import FLOATS
 
 
 def clip_scales(
-    updates: Sequence[UpdateSource], norms: Sequence[float], limit: float | Literal["median"] | None
+    updates: Sequence[CollectedUpdate],
+    norms: Sequence[float],
+    limit: float | Literal["median"] | None,
 ) -> list[float] | None:
     """Return the factors that bring the updates' L2 norms down to a limit.
 
     ``norms`` are those of the updates' differences from the model. A limit of None bounds nothing,
-    and gives no factors. Each update's ``on_clip`` is called.
+    and gives no factors.
     """
     for update, norm in zip(updates, norms, strict=True):
         if not math.isfinite(norm):
@@ -43,8 +45,7 @@ def clip_scales(
     most = statistics.median(norms) if limit == "median" else limit
     scales = [min(1.0, most / norm) if norm else 1.0 for norm in norms]
     for update, scale in zip(updates, scales, strict=True):
-        if update.on_clip is not None:
-            update.on_clip(scale < 1.0)
+        update.is_clipped = scale < 1.0
     return scales
 
 

@@ -11,7 +11,7 @@ from flstream.aggregation.elements import blocks
 from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.regions import Region, SideLayout, element_at
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_set import UpdateSet
 from flstream.aggregation.walk import OnRange, find_not_finite, folded_ranges, weigh_updates
 from flstream.errors import AggregationError
@@ -54,7 +54,7 @@ class PartialSum:
         )
         self._file: FileSource | None = None
 
-    def add(self, updates: Sequence[UpdateSource], step: int, on_range: OnRange) -> None:
+    def add(self, updates: Sequence[CollectedUpdate], step: int, on_range: OnRange) -> None:
         """Add updates of sites that the sum does not have yet.
 
         Args:
@@ -76,7 +76,7 @@ class PartialSum:
         if not updates:
             return
         base, rule = self._base, self._rule
-        _, scales = weigh_updates(base, updates, rule, None, step, on_range)
+        _, _, scales = weigh_updates(base, updates, rule, None, step, on_range)
         cohort = UpdateSet(base, updates, rule, step, scales=scales, before=self.weights)
         mean = WeightedMean()
         quiet = np.errstate(over="ignore", invalid="ignore")
@@ -100,18 +100,16 @@ class PartialSum:
                 update.confirm()
             self._file = sink.finish()
         self.sites = [*self.sites, *sites]
-        self.weights = self._weights_with(updates, cohort.regions)
+        self.weights = self._weights_with(cohort)
 
-    def _weights_with(
-        self, updates: Sequence[UpdateSource], regions: Sequence[Region]
-    ) -> Sequence[float]:
+    def _weights_with(self, cohort: UpdateSet) -> Sequence[float]:
         """Return the weight of each tensor with further updates added."""
         weights = dict(zip(self._base.layout.by_name, self.weights, strict=True))
-        for region in regions:
+        for region in cohort.regions:
             weight = region.before
-            for place, update in enumerate(updates):
+            for place, reading in enumerate(cohort.readings):
                 if region.carried_by(place):
-                    weight += region.weight_of(update)
+                    weight += region.weight_of(reading)
             for spec in self._base.layout.overlapping(region.start, region.stop):
                 weights[spec.name] = weight
         return list(weights.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import Reading
 from flstream.errors import AggregationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.model.dtypes import BY_CODE, FLOATS, SCALES, unit
@@ -45,11 +45,11 @@ class Region(NamedTuple):
         """Number of the region's numbers: see :func:`flstream.model.dtypes.numbers_in`."""
         return (self.stop - self.start) // unit(self.dtype)
 
-    def weight_of(self, update: UpdateSource) -> float:
+    def weight_of(self, reading: Reading) -> float:
         """Return the weight of an update in the region."""
         if self.fold_rule is None:
-            return update.weight
-        return self.fold_rule.weight_of(update.place, update.weight)
+            return reading.weight
+        return self.fold_rule.weight_of(reading.update.place, reading.weight)
 
     def carried_by(self, place: int) -> bool:
         """Return whether the update at a place of the cohort has the region."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from flstream.aggregation.fold_rule import FoldRule
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
 from flstream.errors import AggregationError, UsageError
 from flstream.job.aggregation_section import METHODS, AggregationSection, is_own
 from flstream.job.bodies import MAIN
@@ -96,30 +96,37 @@ class AggregationRule:
 
     def adopting(self) -> AggregationRule:
         """Return the rule by which one update becomes the next model, as it is."""
-        return replace(self, method="mean", args={}, clip_norm=None, weights={}, mechanism=None)
+        # Multiplied by a weight and divided by it again, a float64 need not be what it was.
+        return replace(
+            self,
+            method="mean",
+            args={},
+            clip_norm=None,
+            weights={},
+            counts_alike=True,
+            mechanism=None,
+        )
 
     def private(self, mechanism: GaussianMechanism) -> AggregationRule:
         """Return the rule of a fold with a mechanism that makes the mean private."""
         return replace(self, clip_norm=mechanism.clip_norm, mechanism=mechanism)
 
-    def weighted(self, update: UpdateSource) -> UpdateSource:
-        """Return an update with the weight that it has in a fold.
+    def weight_of(self, update: CollectedUpdate) -> float:
+        """Return the weight that an update has in a fold.
 
         Raises:
             AggregationError: That is too large or too small for sums in float64.
         """
         if self.counts_alike or self.mechanism is not None:
-            return replace(update, weight=1.0)
+            return 1.0
         factor = self.weights.get(update.site, 1.0)
-        if factor == 1.0:
-            return update
         weight = update.weight * factor
-        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        if factor != 1.0 and not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             raise AggregationError(
                 f"the weight of {update.site}, {update.weight:g}, times its factor in "
                 f"aggregation.weights, {factor:g}, is beyond what can be added up; change one"
             )
-        return replace(update, weight=weight)
+        return weight
 
     def selected(self, layout: Layout) -> frozenset[str]:
         """Return the names of the tensors that are aggregated.

@@ -21,7 +21,7 @@ from flstream.aggregation.fold_rule import GroupUpdate, TensorFold, TensorGroup
 from flstream.aggregation.methods import OwnRule, floats_of, user_code
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import AggregationRule
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_set import UpdateSet
 from flstream.aggregation.walk import OnRange
 from flstream.errors import AggregationError, MisfitError
@@ -148,14 +148,14 @@ class CombinedGroups(NamedTuple):
 
     base: Source
     rule: AggregationRule
-    updates: Sequence[UpdateSource]
+    updates: Sequence[CollectedUpdate]
     numbers: Mapping[str, float]
 
 
 @contextmanager
 def combined_groups(
     base: Source,
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     rule: AggregationRule,
     code: TensorFold,
     path: Path,
@@ -218,7 +218,7 @@ class _GroupReader:
     def __init__(
         self,
         base: Source,
-        updates: Sequence[UpdateSource],
+        updates: Sequence[CollectedUpdate],
         rule: AggregationRule,
         step: int,
         on_range: OnRange,
@@ -259,7 +259,7 @@ class _GroupReader:
         ):
             if own := [spec for spec in specs if spec.name in names]:
                 tensors = {spec.name: self._new(place, spec) for spec in own}
-                members.append(GroupUpdate(reading.update.site, reading.update.weight, tensors))
+                members.append(GroupUpdate(reading.update.site, reading.weight, tensors))
         return members
 
     def _new(self, place: int, spec: TensorInfo) -> Array:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,39 +20,70 @@ from flstream.errors import (
 from flstream.model.layout import Layout
 from flstream.model.source import Scratch, Source, view_of
 
+if TYPE_CHECKING:
+    from flstream.aggregation.update_body import LocalBody, RemoteBody
+    from flstream.codecs.chain import UpdateForm
+
 ParamsType = Literal["FULL", "DIFF"]
 
 
-@dataclass(frozen=True)
-class UpdateSource:
-    """The answer of a site to a training task.
+@dataclass(eq=False)
+class CollectedUpdate:
+    """Update of a site, from its answer until a fold has settled it.
 
     Attributes:
         site: Name of the site.
-        open: Opens its body, to be read once from front to back, in ranges of any length. It is
-            called once for each pass over the model; a pass that is given up may leave a source
-            half read.
+        body: Where its tensors are.
+        form: Form of the tensors, and the model that the site trained.
         weight: Weight in the mean, before dividing by the sum of all weights; finite and above 0.
         params_type: ``FULL`` for the new weights, ``DIFF`` for new minus old.
         partial: Whether it may lack tensors of the model. Otherwise a missing tensor is an error.
-        on_change: Called once a byte of it is not the model's; None where nobody wants to know.
-        on_clip: Called with whether it is scaled down, where a rule limits its norm; None likewise.
-        confirm: Called once all of it was read, before what was made of it counts; raises
-            :class:`UpdateRefusedError` if it is not what the site offered.
-        place: Its place among the updates that the fold was given, from 0.
+        place: Its place among the updates that a fold was given, from 0.
         base: The model that it was trained from, where that is not the one it is folded into.
+        copy: The model that it makes, to be read in its place where that was kept; None otherwise.
+        has_changed: Whether a fold has found that it is not the model that was received.
+        is_clipped: Whether the last fold has scaled it down.
     """
 
     site: str
-    open: Callable[[], Source]
-    weight: float
+    body: LocalBody | RemoteBody
+    form: UpdateForm
+    weight: float = 1.0
     params_type: ParamsType = "FULL"
     partial: bool = False
-    on_change: Callable[[], None] | None = None
-    on_clip: Callable[[bool], None] | None = None
-    confirm: Callable[[], None] = lambda: None
     place: int = 0
     base: Source | None = None
+    copy: Source | None = None
+    has_changed: bool = False
+    is_clipped: bool = False
+
+    def open(self, step: int) -> Source:
+        """Open the tensors for one pass over the model, to be read from front to back.
+
+        A pass that is given up may leave a source half read.
+
+        Args:
+            step: Most bytes that are read at a time.
+
+        Raises:
+            UpdateRefusedError: It cannot be fetched.
+        """
+        if self.copy is not None:
+            return self.copy
+        return self.form.decoded(self.body.open(self, step), self.params_type)
+
+    def expect_fit(self, layout: Layout) -> None:
+        """Refuse the layout of a body that is not of the model, before it is fetched."""
+        self.form.expect_fit(self.site, layout, partial=self.partial)
+
+    def confirm(self) -> None:
+        """Confirm that the bytes read of it are those that its site offered.
+
+        Raises:
+            UpdateRefusedError: They are not, or the site's process is gone.
+        """
+        with naming(self.site, FlstreamError):
+            self.body.confirm()
 
 
 @contextmanager
@@ -74,18 +105,20 @@ class Reading:
     Attributes:
         update: The update.
         carried: Layout of its tensors.
-        may_be_unchanged: Whether all bytes so far are the model's, and somebody wants to know.
+        weight: Weight in this fold.
 
     Raises:
         UpdateRefusedError: Its tensors are not the model's.
     """
 
-    def __init__(self, update: UpdateSource, model: Layout) -> None:
+    def __init__(
+        self, update: CollectedUpdate, model: Layout, step: int, weight: float = 1.0
+    ) -> None:
         self.update = update
         self.carried = model
-        self.may_be_unchanged = update.on_change is not None
+        self.weight = weight
         with naming(update.site, StreamingError):
-            self._source = update.open()
+            self._source = update.open(step)
         # Start and stop of what it has in the model, and where that begins in its own body.
         self._places = [(0, model.nbytes, 0)]
         if update.partial:
@@ -119,10 +152,7 @@ class Reading:
             differs = bool(sent.any())
         else:
             differs = not np.array_equal(sent, np.frombuffer(old, np.uint8))
-        if differs:
-            self.may_be_unchanged = False
-            assert self.update.on_change is not None
-            self.update.on_change()
+        self.update.has_changed |= differs
 
     def place(self, offset: int) -> int:
         """Return how many bytes the update has for the model's first ``offset`` bytes."""

@@ -19,7 +19,7 @@ from flstream.aggregation.elements import Array, block_room
 from flstream.aggregation.regions import Region, cut, not_finite, regions_of
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import GROUPS_READ, RANGES_TOGETHER
-from flstream.aggregation.update import Reading, UpdateSource
+from flstream.aggregation.update import CollectedUpdate, Reading
 from flstream.model.dtypes import FLOATS, first_not_finite, load, numbers_in
 from flstream.model.source import Scratch, Source, view_of
 
@@ -66,9 +66,10 @@ class UpdatePart:
     """Part of an update in a region of a range; scales its difference from the model."""
 
     def __init__(self, cohort: UpdateSet, place: int, region: Region, data: memoryview) -> None:
-        update = cohort.readings[place].update
+        reading = cohort.readings[place]
+        update = reading.update
         self.place, self.site, self.region = place, update.site, region
-        self.weight = region.weight_of(update)
+        self.weight = region.weight_of(reading)
         self._sent = numbers_in(region.dtype, data)
         self._is_difference = update.params_type == "DIFF"
         if region.body:
@@ -156,31 +157,37 @@ class Fold(Protocol):
 class UpdateSet:
     """Updates that a walk reads together, in the order in which it folds them.
 
-    ``scales`` are factors of the updates' differences from the model, and ``before`` has for each
-    tensor the weight that was summed earlier. With ``checks_finite``, every number has to be
-    finite. A mean need not check: its result shows whether a number is not, and only then the
-    updates are read again and checked.
+    ``scales`` are factors of the updates' differences from the model, ``weights`` stand in place of
+    the rule's, and ``before`` has for each tensor the weight that was summed earlier. With
+    ``checks_finite``, every number has to be finite. A mean need not check: its result shows
+    whether a number is not, and only then the updates are read again and checked.
     """
 
     def __init__(
         self,
         base: Source,
-        updates: Sequence[UpdateSource],
+        updates: Sequence[CollectedUpdate],
         rule: AggregationRule,
         step: int,
         *,
         scales: Sequence[float] | None = None,
+        weights: Sequence[float] | None = None,
         before: Sequence[float] | None = None,
         checks_finite: bool = False,
     ) -> None:
         layout = self._layout = base.layout
         self.step = step
         self._is_large = layout.nbytes * len(updates) >= _LEAST_READ_AHEAD_BYTES
+        weighed = list(zip(updates, weights or map(rule.weight_of, updates), strict=True))
+
+        def opened(update: CollectedUpdate, weight: float) -> Reading:
+            return Reading(update, layout, step, weight)
+
         if self._is_large:  # at once, since each is compared with the model first
             with ThreadPoolExecutor(_MOST_OPENED, "opening") as threads:
-                self.readings = list(threads.map(lambda update: Reading(update, layout), updates))
+                self.readings = list(threads.map(lambda pair: opened(*pair), weighed))
         else:
-            self.readings = [Reading(update, layout) for update in updates]
+            self.readings = [opened(*pair) for pair in weighed]
         self.scales = scales or [1.0] * len(updates)
         self.checked = layout if checks_finite and rule.on_nonfinite == "reject" else None
         self.old = BaseValues(base, step)
@@ -242,7 +249,7 @@ class UpdateSet:
                 if parts:
                     yield index, parts, first + len(ranges) == count
 
-    def base_of(self, update: UpdateSource) -> BaseValues:
+    def base_of(self, update: CollectedUpdate) -> BaseValues:
         """Return the values of the model that an update was trained from."""
         return self._others.get(id(update.base), self.old)
 
@@ -258,7 +265,7 @@ class UpdateSet:
         reading = self.readings[place]
         offset = reading.place(region.start) - reading.place(start)
         data = data[offset : offset + region.stop - region.start]
-        if reading.may_be_unchanged and not region.body:
+        if not reading.update.has_changed and not region.body:
             # One differing range is enough, so this runs once for a trained update.
             reading.compare(data, self.base_of(reading.update).of(region))
         return UpdatePart(self, place, region, data)

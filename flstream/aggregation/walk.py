@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from flstream.aggregation.mean import WeightedMean
 from flstream.aggregation.methods import Weigh, combination
 from flstream.aggregation.regions import Region, element_at
 from flstream.aggregation.rules import LEAST_WEIGHT, AggregationRule
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_set import BaseValues, Fold, UpdateSet
 from flstream.errors import AggregationError, UpdateRefusedError
 from flstream.job.aggregation_section import is_own
@@ -40,7 +39,7 @@ OnRange = Callable[[int], None]
 
 def fold_updates(
     base: Source,
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     rule: AggregationRule,
     sink: Sink,
     step: int,
@@ -75,12 +74,19 @@ def fold_updates(
     fold, weigh = combination(rule, len(updates))
     # Numbers that are not finite are found in the results, and reported there.
     with np.errstate(over="ignore", invalid="ignore"):
-        weighed, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
+        weighed, weights, scales = weigh_updates(base, updates, rule, weigh, step, on_range)
         are_checked = weigh is not None or scales is not None
         checks_finite = rule.needs_all_updates and not are_checked
         before = None if earlier is None else earlier.weights
         cohort = UpdateSet(
-            base, weighed, rule, step, scales=scales, before=before, checks_finite=checks_finite
+            base,
+            weighed,
+            rule,
+            step,
+            scales=scales,
+            weights=weights,
+            before=before,
+            checks_finite=checks_finite,
         )
         count = len(updates) + (0 if earlier is None else len(earlier.sites))
         model = NextModel(sink, cohort.old, rule, optimization, count)
@@ -125,26 +131,26 @@ def folded_ranges(
 
 def weigh_updates(
     base: Source,
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     rule: AggregationRule,
     weigh: Weigh | None,
     step: int,
     on_range: OnRange,
-) -> tuple[Sequence[UpdateSource], Sequence[float] | None]:
+) -> tuple[Sequence[CollectedUpdate], Sequence[float] | None, Sequence[float] | None]:
     """Clip and weigh updates, in one pass over them, if the rule asks for either.
 
-    Return the updates of a weight above 0, in the cohort's order, and the factors of their
-    differences from the model; None where none is scaled.
+    Return the updates of a weight above 0, in the cohort's order; their weights, None for those of
+    the rule; and the factors of their differences from the model, None where none is scaled.
     """
     if weigh is None and rule.clip_norm is None:
-        return updates, None
+        return updates, None, None
     from flstream.aggregation.clipping import clip_scales, difference_norms
 
     cohort = UpdateSet(base, updates, rule, step, checks_finite=True)
     if weigh is None:
         with np.errstate(over="ignore", invalid="ignore"):
             norms = difference_norms(cohort, len(updates), on_range)
-        return updates, clip_scales(updates, norms, rule.clip_norm)
+        return updates, None, clip_scales(updates, norms, rule.clip_norm)
     from flstream.aggregation.gram import gram_matrix
 
     gram = gram_matrix(cohort, len(updates), on_range)
@@ -152,15 +158,16 @@ def weigh_updates(
     scales = clip_scales(updates, norms, rule.clip_norm)
     if scales is not None:
         gram *= np.outer(scales, scales)
-    weights = weigh(gram, np.array([update.weight for update in updates])).tolist()
+    weights = weigh(gram, np.array([rule.weight_of(update) for update in updates])).tolist()
     places = [place for place, weight in enumerate(weights) if weight >= LEAST_WEIGHT]
-    weighed = [replace(updates[place], weight=weights[place]) for place in places]
-    return weighed, None if scales is None else [scales[place] for place in places]
+    if scales is not None:
+        scales = [scales[place] for place in places]
+    return [updates[place] for place in places], [weights[place] for place in places], scales
 
 
 def find_not_finite(
     base: Source,
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     rule: AggregationRule,
     step: int,
     folded: int,

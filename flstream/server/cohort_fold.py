@@ -9,13 +9,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep, TensorFold
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
+from flstream.aggregation.update_body import LocalBody, RemoteBody
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
@@ -28,12 +27,12 @@ from flstream.server.program_view import Model
 from flstream.server.scoring import weighted_metrics
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining, UpdatesToFold
-from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
 from flstream.telemetry.events import ModelRecord, SiteLog, Transfer
 from flstream.text import brief_names
-from flstream.worker.messages import SiteAnswer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flstream.aggregation.adoption import FoldKeeper
     from flstream.aggregation.optimizers import Optimization
     from flstream.aggregation.partial_sum import PartialSum
@@ -60,7 +59,7 @@ class CohortFold:
     Attributes:
         rule: How the updates of this fold are combined.
         optimizer: The server's step; None for none.
-        answers: What the sites answered whose updates were folded, in order.
+        folded: Sites whose updates were folded so far, once for each.
         cost: Cost of fetching the updates that were folded.
         clipped: Sites whose update was scaled down.
         refused: By site, the reason why its update turned out to be of no use.
@@ -93,7 +92,7 @@ class CohortFold:
 
             optimizer = optimizer_for(context.job.server_optimizer)
         self.optimizer = optimizer
-        self.answers: list[SiteAnswer] = []
+        self.folded: list[str] = []
         self.cost = Transfer()
         self._unchanged: list[str] = []
         self.clipped: list[str] = []
@@ -145,12 +144,13 @@ class CohortFold:
             state.site_code.record(trained.asks)
         began = time.monotonic()
         record = make(round_number)
+        answers = to_fold.answers(self.refused)
         weights: dict[str, float] = {}  # added up where there are several updates of a site
-        for answer in self.answers:
-            weights[answer.site] = weights.get(answer.site, 0.0) + answer.weight
+        for site, weight, _ in answers:
+            weights[site] = weights.get(site, 0.0) + (1.0 if self._adopts else weight)
         result = FoldResult(
             weights=weights,
-            metrics=weighted_metrics(self.answers),
+            metrics=weighted_metrics([answer[1:] for answer in answers]),
             refused=self.refused,
             fold=time.monotonic() - began - self.checkpoint,
             checkpoint=self.checkpoint,
@@ -163,7 +163,8 @@ class CohortFold:
         )
         if result.metrics and state.scoring.is_received(self.model, to_fold):
             # Before the record that makes it final, so that it counts as soon as that does.
-            state.scoring.tell_received(self.model, result.metrics, self.answers)
+            by_site = {site: metrics for site, _, metrics in answers}
+            state.scoring.tell_received(self.model, result.metrics, by_site)
         for key, value in self._numbers.items():
             context.emit(SiteLog(round=round_number, site="", key=key, value=value))
         self._warn_of_unchanged()
@@ -213,10 +214,11 @@ class CohortFold:
             self._add(self._sums, updates)
             updates = ()
         if (whole := self._adopted_whole(updates, round_number)) is not None:
-            self._take([whole])  # it was checked as it came
-            record = self.store.link(self.model, round_number, whole.path, {MAIN: whole.digest})
+            self._take(updates)  # it was checked as it came
+            file, digest = whole
+            record = self.store.link(self.model, round_number, file, {MAIN: digest})
             self._is_link, self.checkpoint = True, time.monotonic() - began
-            self._note_digest(whole.digest)
+            self._note_digest(digest)
             return record
         walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
         if self._adopts:
@@ -247,18 +249,14 @@ class CohortFold:
         step = self._step(sound)
         while True:
             try:
-                sources = [update.source(step) for update in sound]
                 if self._keeper is not None:
-                    last = {source.site: source for source in sources}
-                    sources = [
-                        self._keeper.keep(source, step) if source is last[source.site] else source
-                        for source in sources
-                    ]
-                folded = fold(updates=[self.rule.weighted(source) for source in sources], step=step)
+                    for update in {update.site: update for update in sound}.values():  # its last
+                        self._keeper.keep(update, step)
+                folded = fold(updates=sound, step=step)
             except UpdateRefusedError as error:
-                for refused in [update for update in sound if update.answer.site == error.site]:
+                for refused in [update for update in sound if update.site == error.site]:
                     sound.remove(refused)
-                    refused.release(str(error))
+                    refused.body.release(str(error))
                 self._leave_out(SiteLost.by(error.site, self.context.pool.explain(error)))
             else:
                 break
@@ -268,7 +266,7 @@ class CohortFold:
     def _fold_groups(
         self,
         base: Source,
-        updates: Sequence[UpdateSource],
+        updates: Sequence[CollectedUpdate],
         rule: AggregationRule,
         sink: Sink,
         step: int,
@@ -305,7 +303,7 @@ class CohortFold:
     def updates_left(self) -> Sequence[CollectedUpdate]:
         """The updates that are not part of a sum yet, in order; lost ones are made again."""
         updates_left: list[CollectedUpdate] = []
-        done = {answer.site for answer in self.answers} | self.refused.keys()
+        done = {*self.folded, *self.refused}
         members_of: dict[int, list[tuple[int, str]]] = {}  # by identity of the training
         for place, (origin, site) in enumerate(self.to_fold.members):
             if site not in done:
@@ -329,34 +327,31 @@ class CohortFold:
                 update.base = update.form.model if is_other else None
             updates_left += updates
         updates_left.sort(key=lambda update: update.place)
-        if self._adopts:
-            # Multiplied by a weight and divided by it again, a float64 need not be what it was.
-            for update in updates_left:
-                update.answer = msgspec.structs.replace(update.answer, weight=1.0)
         self._remote_sites = [
-            update.answer.site for update in updates_left if isinstance(update, RemoteUpdate)
+            update.site for update in updates_left if isinstance(update.body, RemoteBody)
         ]
         return updates_left
 
     def _adopted_whole(
         self, updates: Sequence[CollectedUpdate], round_number: int
-    ) -> UpdateFile | None:
-        """The one update that becomes the next model as its file is; None where it does not."""
+    ) -> tuple[Path, str] | None:
+        """The file of the one update that becomes the next model, and its digest; None for none."""
         if not self._adopts or self._keeper is not None or len(updates) != 1:
             return None
-        (update,) = updates
-        is_file = isinstance(update, UpdateFile) and update.stays and update.form.codec is None
-        is_alike = self.context.model_codecs.lossy is None and update.body.layout == (
+        (update,), body = updates, updates[0].body
+        if not (isinstance(body, LocalBody) and body.stays and update.form.codec is None):
+            return None
+        assert body.path is not None
+        is_alike = self.context.model_codecs.lossy is None and body.source.layout == (
             self._base.layout
         )
         (training,) = self.to_fold.trainings
-        if not (is_file and is_alike and training.round == round_number):
+        if not (is_alike and training.round == round_number):
             return None
-        assert isinstance(update, UpdateFile)
         from flstream.aggregation.adoption import is_adopted_whole
 
-        is_whole = is_adopted_whole(self._base.layout, update.source(1), self.rule)
-        return update if is_whole else None
+        is_whole = is_adopted_whole(self._base.layout, update, self.rule)
+        return (body.path, body.digest) if is_whole else None
 
     def _note_digest(self, digest: str) -> None:
         if self._adopts and digest != self.model.digest:
@@ -364,10 +359,10 @@ class CohortFold:
 
     def _take(self, updates: Sequence[CollectedUpdate]) -> None:
         """Take note of updates that are part of the model."""
-        self._unchanged += [update.answer.site for update in updates if not update.has_changed]
-        self.clipped += [update.answer.site for update in updates if update.is_clipped]
-        self.answers += [update.answer for update in updates]
-        self.cost = sum((update.cost for update in updates), start=self.cost)
+        self._unchanged += [update.site for update in updates if not update.has_changed]
+        self.clipped += [update.site for update in updates if update.is_clipped]
+        self.folded += [update.site for update in updates]
+        self.cost = sum((update.body.cost for update in updates), start=self.cost)
 
     def _step(self, updates: Sequence[CollectedUpdate]) -> int:
         other_models = {id(update.base) for update in updates if update.base is not None}
@@ -376,14 +371,14 @@ class CohortFold:
             self.rule,
             updates=len(updates),
             memory_budget=self.context.job.aggregation.memory_budget,
-            buffered=sum(update.is_buffered for update in updates) + len(other_models),
+            buffered=sum(map(_is_buffered, updates)) + len(other_models),
             summing=self._sums is not None,
         )
 
     def _add(self, sums: PartialSum, updates: Sequence[CollectedUpdate]) -> None:
         """Add the next updates to the sum, and let go of them."""
         for update in self.fold_sound(updates, partial(sums.add, on_range=self.progress))[0]:
-            update.release()
+            update.body.release()
 
     def _add_ready(self) -> None:
         """Add to the sum what has come in without a gap, a group at a time."""
@@ -400,7 +395,7 @@ class CohortFold:
             self._done = settled
             self._add(self._sums, updates)
             for update in updates:
-                at_hand.pop(update.answer.site, None)
+                at_hand.pop(update.site, None)
             run.folded(settled)
 
     def _leave_out(self, lost: SiteLost) -> None:
@@ -419,3 +414,8 @@ class CohortFold:
             self.context.emit(lost.event(training.round))
             training.bodies.pop(site, None)
             training.check_left(self.refused)
+
+
+def _is_buffered(update: CollectedUpdate) -> bool:
+    """Whether a frame of an update is kept while it is read, since it is fetched or decoded."""
+    return isinstance(update.body, RemoteBody) or update.form.codec is not None

@@ -184,8 +184,8 @@ class ModelCollection:
                 digests[site] = self._state.update_store.write_model(update, source, path)
             except UpdateRefusedError as error:
                 run.fail(site, str(error))
-                update.release(str(error))
+                update.body.release(str(error))
             else:
-                update.release()
+                update.body.release()
         context.run.discard_updates(effect)
         return digests, dict(collector.failures)

@@ -16,8 +16,8 @@ from flstream.text import MOST_QUOTED, brief_names, shortened, signal_name
 from flstream.units import format_seconds
 
 if TYPE_CHECKING:
+    from flstream.aggregation.update import CollectedUpdate
     from flstream.job.time_section import RoundEnd
-    from flstream.server.updates import CollectedUpdate
     from flstream.worker.messages import SiteAnswer
 
 # Most reasons of failed sites in an error message.

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from flstream.aggregation.optimizers import ServerOptimizer
-from flstream.aggregation.update import UpdateSource, naming
+from flstream.aggregation.update import CollectedUpdate, naming
+from flstream.aggregation.update_body import LocalBody, RemoteBody
 from flstream.errors import (
     AbortedError,
+    ChannelClosedError,
     DeadlineError,
     SimulationError,
     StreamingError,
@@ -27,7 +27,7 @@ from flstream.errors import (
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.collector import PROGRESS_KEY
-from flstream.server.updates import CollectedUpdate, RemoteUpdate, UpdateFile
+from flstream.server.updates import inline_record
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import ModelRecord, Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened
@@ -49,7 +49,7 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
             training.bodies = {
                 site: update
                 for site, update in training.bodies.items()
-                if not isinstance(update, RemoteUpdate) or update.worker.lives
+                if not isinstance(update.body, RemoteBody) or _worker_with(fold, update)
             }
         updates = fold.updates_left()
         # Before a worker is started for it, another site folds whose worker is there.
@@ -59,8 +59,7 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
             worker = pool.ready(context.worker_of(site))
             folder = context.run.updates(fold.to_fold.trainings[0].number) / "next"
             path = folder / context.run.checkpoint(round_number).name
-            by_site = {update.answer.site: update for update in updates}
-            walk = partial(_walk, fold, worker, path, round_number, by_site)
+            walk = partial(_walk, fold, worker, path, round_number)
             _, folded = fold.fold_sound(updates, walk)
             fold.cost += sum(folded.costs.values(), start=Transfer())
             linked = time.monotonic()
@@ -88,8 +87,7 @@ def _walk(
     worker: WorkerHandle,
     path: Path,
     round_number: int,
-    by_site: Mapping[str, CollectedUpdate],
-    updates: Sequence[UpdateSource],
+    updates: Sequence[CollectedUpdate],
     step: int,
 ) -> Folded:
     """Ask a worker for the walk, and for a durable model."""
@@ -97,16 +95,17 @@ def _walk(
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
     base, most = store.source(model), fold.update_store.waits.progress
     state = None if optimizer is None else store.beside(model, OPTIMIZER)
+    sites = [update.site for update in updates]
     task = FoldTask(
         base=str(base.path),
         path=str(path),
         metadata=store.metadata(model, round_number),
-        updates=[_placed(fold, worker, source, by_site[source.site]) for source in updates],
+        updates=[_placed(fold, worker, update) for update in updates],
         rule=fold.rule,
         optimizer=optimizer,
         state=None if state is None else str(state.path),
         step=step,
-        last={site: str(fold.context.run.last_model(site)) for site in by_site if fold.keeps_last},
+        last={site: str(fold.context.run.last_model(site)) for site in sites if fold.keeps_last},
     )
 
     def note(folding: Folding) -> None:
@@ -122,23 +121,30 @@ def _walk(
             f"nothing came of the fold at {worker.name} for {format_seconds(most)} "
             f"({PROGRESS_KEY}); see its log, or allow more"
         ) from error
-    for site, update in by_site.items():
-        update.has_changed = site not in folded.unchanged
+    for update in updates:
+        update.has_changed = update.site not in folded.unchanged
     fold.progress(base.layout.nbytes)
     return folded
 
 
 def _placed(
-    fold: CohortFold, worker: WorkerHandle, source: UpdateSource, update: CollectedUpdate
+    fold: CohortFold, worker: WorkerHandle, update: CollectedUpdate
 ) -> tuple[SiteAnswer, Offered | str]:
-    """Return an update's answer and place, from which a worker fetches it in the server's place."""
-    answer = replace(update.answer, weight=source.weight)
-    if update.small is not None:
-        (training,) = fold.to_fold.trainings_of(source.site)
-        update = fold.update_store.files(training).store(update)
-    if isinstance(update, UpdateFile):
-        return answer, str(update.path)
-    assert isinstance(update, RemoteUpdate)
-    offer = Offer(worker.name, token=update.token)
-    with naming(source.site, StreamingError):
-        return answer, update.worker.peers.ask(offer, Offered)
+    """Return an update's facts and place, from which a worker fetches it in the server's place."""
+    facts = SiteAnswer(update.site, update.weight, {}, update.params_type, partial=update.partial)
+    if inline_record(update) is not None:
+        (training,) = fold.to_fold.trainings_of(update.site)
+        fold.update_store.files(training).store(update)
+    if isinstance(update.body, LocalBody):
+        return facts, str(update.body.path)
+    with naming(update.site, StreamingError):
+        if (owner := _worker_with(fold, update)) is None:
+            raise ChannelClosedError("its process is gone")
+        return facts, owner.peers.ask(Offer(worker.name, token=update.body.token), Offered)
+
+
+def _worker_with(fold: CohortFold, update: CollectedUpdate) -> WorkerHandle | None:
+    """Return the worker that has an update; None where it is gone, or was replaced."""
+    assert isinstance(update.body, RemoteBody)
+    worker = fold.context.pool.living(fold.context.worker_of(update.site))
+    return worker if worker is not None and worker.up is update.body.receiver else None

@@ -110,7 +110,7 @@ class PrivateFolds:
 
     def record(self, fold: CohortFold, number: int, step: int) -> FoldPrivacy:
         """Return the record of a fold that is done."""
-        to_fold, received, clipped = fold.to_fold, len(fold.answers), len(fold.clipped)
+        to_fold, received, clipped = fold.to_fold, len(fold.folded), len(fold.clipped)
         drawn_from, folds = self._drawn_from(to_fold, number), dict(self._folds)
         last_round, last_drawn_from = self._last
         if last_round == number and last_drawn_from != NOT_DRAWN:

@@ -23,7 +23,7 @@ from flstream.server.effects import EffectJournal
 from flstream.server.fleet import Fleet
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
-from flstream.server.scoring import ScoringEffects
+from flstream.server.scoring import ScoringEffects, weighted_metrics
 from flstream.server.site_code import SiteCode
 from flstream.server.training import SiteTraining
 from flstream.server.training_effects import TrainingEffects
@@ -96,13 +96,7 @@ class RoundTotals:
         """Means of the metrics of the folds, weighted by the sums of their updates' weights."""
         if len(self.folds) == 1:
             return dict(self.folds[0].metrics)
-        means = {}
-        weighted = [(sum(fold.weights.values()), fold.metrics) for fold in self.folds]
-        for name in sorted({name for _, metrics in weighted for name in metrics}):
-            having = [(weight, metrics[name]) for weight, metrics in weighted if name in metrics]
-            total = sum(weight for weight, _ in having)
-            means[name] = sum(weight * value for weight, value in having) / total
-        return means
+        return weighted_metrics([(sum(fold.weights.values()), fold.metrics) for fold in self.folds])
 
 
 class RunState:

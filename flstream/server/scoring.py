@@ -300,7 +300,7 @@ class ScoringEffects:
         for run in runs:
             failures |= run.collector.failures
         central = next((run.collector.answers.get(EVALUATOR) for run in runs), None)
-        means = weighted_metrics(list(answers.values())) if central is None else central.metrics
+        means = _means_of(answers) if central is None else central.metrics
         return ScoreResult(
             metrics=means,
             failures=failures,
@@ -315,14 +315,15 @@ class ScoringEffects:
         answers = _answers_of_sites(runs)
         means = None
         if self._has_evaluator and runs:
-            means = weighted_metrics(list(answers.values()))
+            means = _means_of(answers)
         by_site = {site: answer.metrics for site, answer in answers.items()}
         seconds, down = time.monotonic() - began, sum((run.down for run in runs), Transfer())
         self._emit(model, result.metrics, means, by_site, seconds, down)
 
-    def tell_received(self, model: Model, metrics: Metrics, answers: Sequence[SiteAnswer]) -> None:
+    def tell_received(
+        self, model: Model, metrics: Metrics, by_site: Mapping[str, Mapping[str, float]]
+    ) -> None:
         """Tell of a score that came with updates, which is none beside an evaluator."""
-        by_site = {answer.site: answer.metrics for answer in answers}
         score, means = ({}, metrics) if self._has_evaluator else (metrics, None)
         self._emit(model, score, means, by_site, 0.0, Transfer(), received=True)
 
@@ -377,23 +378,29 @@ def _answers_of_sites(runs: Sequence[TaskRun]) -> dict[str, SiteAnswer]:
     return answers
 
 
-def weighted_metrics(answers: Sequence[SiteAnswer]) -> dict[str, float]:
-    """Return the weighted mean of each metric.
+def _means_of(answers: Mapping[str, SiteAnswer]) -> dict[str, float]:
+    return weighted_metrics([(answer.weight, answer.metrics) for answer in answers.values()])
 
-    Returns:
-        Means by name of the metric.
+
+def weighted_metrics(
+    answers: Sequence[tuple[float, Mapping[str, float]]],
+) -> dict[str, float]:
+    """Return the mean of each metric, weighted.
+
+    Args:
+        answers: Weight and metrics by name, of each answer.
     """
-    names = sorted({name for answer in answers for name in answer.metrics})
+    names = sorted({name for _, metrics in answers for name in metrics})
     return {
-        name: _mean([answer for answer in answers if name in answer.metrics], name)
+        name: _mean([(weight, metrics[name]) for weight, metrics in answers if name in metrics])
         for name in names
     }
 
 
-def _mean(answers: Sequence[SiteAnswer], name: str) -> float:
-    total = sum(answer.weight for answer in answers)
-    mean = sum(answer.weight * answer.metrics[name] for answer in answers) / total
+def _mean(values: Sequence[tuple[float, float]]) -> float:
+    total = sum(weight for weight, _ in values)
+    mean = sum(weight * value for weight, value in values) / total
     if math.isfinite(mean):
         return mean
     # Where a product alone is too large for a float, shares of the whole are not.
-    return sum(answer.weight / total * answer.metrics[name] for answer in answers)
+    return sum(weight / total * value for weight, value in values)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from flstream.aggregation.update import CollectedUpdate
+from flstream.aggregation.update_body import RemoteBody
 from flstream.errors import (
     ChannelClosedError,
     SimulationError,
@@ -26,12 +28,7 @@ from flstream.server.pooled_worker import ReportCallback
 from flstream.server.site_queue import SiteBatch, SiteQueue
 from flstream.server.task_plan import TaskPlan
 from flstream.server.tasks import LateTensors, ModelOffer, TaskSpec
-from flstream.server.updates import (
-    CollectedUpdate,
-    RemoteUpdate,
-    UpdateFiles,
-    update_in_answer,
-)
+from flstream.server.updates import UpdateFiles, update_in_answer, update_of
 from flstream.server.worker_handle import TIMEOUT_KEY, WorkerHandle
 from flstream.streaming.refs import Delivery
 from flstream.streaming.settings import stream_settings
@@ -208,7 +205,7 @@ class TaskRun:
             update = self.collector.updates.get(site)
             self.fail(site, self._context.job.straggler_reason, late=True)
             if update is not None:
-                update.release("the round went on without it")
+                update.body.release("the round went on without it")
 
     def folded(self, count: int) -> None:
         """Release the room of the first ``count`` sites: workers take sites further ahead."""
@@ -276,7 +273,7 @@ class TaskRun:
             except UpdateRefusedError as error:
                 report(partial(self.lose, SiteLost(site_answer.site, str(error))), site_answer.site)
             else:
-                results.append((update.answer, update))
+                results.append((msgspec.structs.replace(site_answer, update=None), update))
         deliver = partial(self._deliver, results, time.monotonic() - began)
         report(deliver, *(site_answer.site for site_answer, _ in results))
 
@@ -347,29 +344,31 @@ class TaskRun:
         if self.spec.is_checked:
             from flstream.aggregation.adoption import expect_sound
 
-            source = update.source(_CHECKED_BYTES)
             try:
-                expect_sound(self.spec.model, source, _CHECKED_BYTES, self._context.expect_on)
+                expect_sound(self.spec.model, update, _CHECKED_BYTES, self._context.expect_on)
             except UpdateRefusedError as error:
-                update.release(str(error))
+                update.body.release(str(error))
                 raise
 
     def _collect(self, worker: WorkerHandle, answer: SiteAnswer) -> CollectedUpdate:
         """Take a site's update: as it lies in its worker, or into a file or memory."""
-        place, answer = answer.update, msgspec.structs.replace(answer, update=None)
         assert self.spec.form is not None
         files, form = self._files, self.spec.form(answer.site)
-        match place:
-            case InlineUpdate():
-                update = update_in_answer(answer, place, form)
-                return update if files is None else files.store(update)
-            case WrittenUpdate():
+        match answer.update:
+            case WrittenUpdate() as written:
                 assert files is not None
-                return files.take(answer, place)
+                return files.take(answer, written)
+            case InlineUpdate() as sent:
+                update = update_in_answer(answer, sent, form)
+                if files is not None:
+                    files.store(update)
+                return update
             case OfferedUpdate(token):
                 settings = stream_settings(self._context.job, answer.framework)
-                remote = RemoteUpdate(answer, worker, token, settings, form)
-                return remote if files is None else files.fetch(remote)
+                update = update_of(answer, RemoteBody(worker.up, token, settings), form)
+                if files is not None:
+                    files.fetch(update)
+                return update
         raise AssertionError("an answer without an update was refused")
 
     def _give(self, turn: WorkerTurn) -> None:
@@ -409,15 +408,15 @@ class TaskRun:
         for answer, update in results:
             if answer.site in self.collector.failures:  # it came after it was given up
                 if update is not None:
-                    update.release("the round went on without it")
+                    update.body.release("the round went on without it")
                 continue
             if self._clocks and (end := self._clocks[answer.site].answer(answer)).failure:
                 self.fail(answer.site, end.failure, late=end.is_absence)
                 if update is not None:
-                    update.release(end.failure)
+                    update.body.release(end.failure)
                 continue
             self.collector.answer(answer, update)
-            self._picture.answered(update.cost.bytes if update is not None else 0)
+            self._picture.answered(update.body.cost.bytes if update is not None else 0)
             if (turn := self._turn_of(answer.site)) is not None:
                 turn.state, turn.since = "ready", time.time()
                 if turn.sites != (turn.worker,):  # all answers of a shared one come at once

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flstream.aggregation.fold_rule import FoldRule
+from flstream.aggregation.update import CollectedUpdate
 from flstream.errors import WorkflowError
 from flstream.job.bodies import MAIN
 from flstream.model.selection import ModelParts
 from flstream.runs.results import TrainResult
 from flstream.server.collector import ResultCollector
 from flstream.server.program_view import Model, Update, Updates
-from flstream.server.updates import CollectedUpdate
 from flstream.text import brief_names
 from flstream.worker.messages import SiteTask
 
@@ -256,6 +256,16 @@ class UpdatesToFold:
         (training,) = self.trainings
         assert training.result is not None
         return [(training, site) for site in training.result.sites]
+
+    def answers(self, refused: Container[str]) -> list[tuple[str, float, Mapping[str, float]]]:
+        """Site, weight and metrics of each update, in order, but for those of refused sites."""
+        known = {
+            (training.number, answer[0]): answer[:3]
+            for training in self.trainings
+            for answer in training.settled().answers()
+        }
+        members = [(training.number, site) for training, site in self.members]
+        return [known[member] for member in members if member[1] not in refused]
 
     @property
     def arguments(self) -> list[object]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from flstream.aggregation.update import CollectedUpdate
 from flstream.codecs.chain import UpdateForm
 from flstream.errors import CheckpointError, WorkflowError
 from flstream.model.composed import part_of
@@ -30,7 +31,7 @@ from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_ta
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdatesToFold, UpdateWait
-from flstream.server.updates import CollectedUpdate, UpdateFiles, small_update
+from flstream.server.updates import UpdateFiles, inline_record, recorded_update
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
 
@@ -161,7 +162,7 @@ class UpdateStore:
         small = {
             site: record
             for site, update in training.bodies.items()
-            if training.is_started and (record := update.small) is not None
+            if training.is_started and (record := inline_record(update)) is not None
         }
         if small:
             return {}, small
@@ -206,16 +207,15 @@ class UpdateStore:
         missing = [site for site in sites if site not in training.bodies]
         if missing:
             files = self.files(training)
-            answers = {answer[0]: answer for answer in training.result.answers()}
+            weights = dict(zip(training.result.sites, training.result.weights, strict=True))
             for site in missing:
-                _, weight, metrics, _ = answers[site]
                 if (small := training.result.small.get(site)) is not None:
                     form = self._form_of(training)(site)
-                    training.bodies[site] = small_update(site, weight, metrics, small, form)
+                    training.bodies[site] = recorded_update(site, weights[site], small, form)
                     continue
                 record = training.result.files[site]
                 try:
-                    training.bodies[site] = files.load(site, weight, metrics, record)
+                    training.bodies[site] = files.load(site, weights[site], record)
                 except CheckpointError as error:
                     raise UnsoundModelError(training.number, str(error)) from error
         return [training.bodies[site] for site in sites]
@@ -235,7 +235,7 @@ class UpdateStore:
         # What is aggregated does not matter: the model is the site's own, as it sent it.
         rule = dataclasses.replace(context.rule, include=(".*",), exclude=())
         step = plan_step(base.layout, rule.adopting(), updates=1, memory_budget=budget, buffered=1)
-        return write_site_model(path, base, update.source(step), rule, step, context.expect_on)
+        return write_site_model(path, base, update, rule, step, context.expect_on)
 
     def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
         """Repeat the trainings of sites whose updates were lost with their workers in a fold.
@@ -296,7 +296,7 @@ class UpdateStore:
                 training.wait.until = round_number
             if training.is_folded:
                 for update in training.bodies.values():
-                    update.release()
+                    update.body.release()
                 self._context.run.discard_updates(training.number)
             training.bodies.clear()  # the files of others are opened again when they are needed
         # A file stays as long as a round from ``oldest`` on may have to fold it once more: who goes

@@ -76,7 +76,7 @@ class Folded(msgspec.Struct, tag=True, frozen=True):
     Attributes:
         digests: Digest of the model, under an empty name, and of the optimizer's state by its name.
         unchanged: Sites whose update is the model that they had received.
-        costs: Cost of fetching each update, by site; none for those that were here.
+        costs: Cost of fetching each update, by site.
         checkpoint: Seconds that it took to make it durable.
     """
 

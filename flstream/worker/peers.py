@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 from flstream.aggregation.adoption import FoldKeeper
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.remote_body import RemoteBody
-from flstream.aggregation.update import UpdateSource, naming
+from flstream.aggregation.update import CollectedUpdate, naming
+from flstream.aggregation.update_body import LocalBody, RemoteBody
 from flstream.aggregation.walk import fold_updates
 from flstream.codecs.chain import UpdateForm, chain_of
 from flstream.errors import ChannelClosedError, FlstreamError, RefusedError, StreamingError
@@ -172,9 +171,8 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
     """
     base, info = FileSource(Path(task.base)), peers.info
     codecs = info.job.streaming.codecs
-    form = UpdateForm(base, chain_of(codecs.of_updates))
-    unchanged = {answer.site for answer, _ in task.updates}
-    remotes: dict[str, RemoteBody] = {}
+    # Frames come as they are: they are encoded for the server, which has other models.
+    form = UpdateForm(base, chain_of(codecs.of_updates)._replace(frames=None))
     reported = time.monotonic()
 
     def on_range(done: int) -> None:
@@ -183,35 +181,20 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
             reported = time.monotonic()
             report(Folding(done))
 
-    def source(answer: SiteAnswer, where: Offered | str) -> UpdateSource:
+    def update_of(answer: SiteAnswer, where: Offered | str) -> CollectedUpdate:
         """Return an update as the walk reads it."""
-        remote: RemoteBody | None = None
-        opened: Callable[[], Source]
-        if isinstance(where, str):
-            opened = partial(FileSource, Path(where))
-        elif where.peer == info.name:
-            opened = partial(peers.own_update, where.token)
-        else:  # which is fetched in the server's place
-            with naming(answer.site, StreamingError):
+        body: LocalBody | RemoteBody
+        with naming(answer.site, StreamingError):
+            if isinstance(where, str):
+                body = LocalBody(FileSource(Path(where)))
+            elif where.peer == info.name:
+                body = LocalBody(peers.own_update(where.token))
+            else:  # which is fetched in the server's place
                 receiver = connections.enter_context(peers.dial(where, SERVER))
-            remote = remotes[answer.site] = RemoteBody(
-                answer.site,
-                receiver,
-                where.token,
-                info.streaming,
-                base if answer.params_type == "FULL" else None,
-                partial(form.expect_fit, answer.site, partial=answer.partial),
-            )
-            opened = partial(remote.open, task.step)
-        update = UpdateSource(
-            answer.site,
-            lambda: form.decoded(opened(), answer.params_type),
-            answer.weight,
-            answer.params_type,
-            answer.partial,
-            partial(unchanged.discard, answer.site),
+                body = RemoteBody(receiver, where.token, info.streaming)
+        return CollectedUpdate(
+            answer.site, body, form, answer.weight, answer.params_type, answer.partial
         )
-        return update if remote is None else replace(update, confirm=remote.confirm)
 
     state = None if task.state is None else FileSource(Path(task.state))
     drafting = model_draft(
@@ -226,14 +209,15 @@ def fold(task: FoldTask, peers: Peers, report: Callable[[Folding], None]) -> Fol
     )
     keeper = FoldKeeper(lambda site: Path(task.last[site]), base, task.rule, partial(on_range, 0))
     with ExitStack() as connections, drafting as draft:
-        sources = [source(*update) for update in task.updates]
-        for index, update in enumerate(sources if task.last else ()):
-            sources[index] = keeper.keep(update, task.step)
+        updates = [update_of(*update) for update in task.updates]
+        for update in updates if task.last else ():
+            keeper.keep(update, task.step)
             report(Folding(0, dict(keeper.digests)))
         with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
             walk = sink, task.step, on_range, draft.optimization
-            digest = fold_updates(base, sources, task.rule, *walk)
-        costs = {site: remote.cost for site, remote in remotes.items()}
+            digest = fold_updates(base, updates, task.rule, *walk)
+        costs = {update.site: update.body.cost for update in updates}
         began = time.monotonic()
         digests = draft.finish(digest)
-    return Folded(digests, list(unchanged), costs, time.monotonic() - began)
+    unchanged = [update.site for update in updates if not update.has_changed]
+    return Folded(digests, unchanged, costs, time.monotonic() - began)

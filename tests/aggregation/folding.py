@@ -7,8 +7,10 @@ from support import FrontToBack, tensor, tensors_of
 
 from flstream.aggregation.optimizers import Optimization, state_layout
 from flstream.aggregation.rules import AggregationRule, rule_for
-from flstream.aggregation.update import UpdateSource
+from flstream.aggregation.update import CollectedUpdate
+from flstream.aggregation.update_body import LocalBody
 from flstream.aggregation.walk import fold_updates
+from flstream.codecs.chain import UpdateForm
 from flstream.job.aggregation_section import AggregationSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
@@ -44,9 +46,26 @@ class MemorySink:
         return tensors_of(self.source())
 
 
+class Opening(LocalBody):
+    """The body of an update that is made anew for each pass."""
+
+    def __init__(self, make) -> None:
+        super().__init__(make())
+        self._make = make
+
+    def open(self, update, step):
+        return self._make()
+
+
 def update(site: str, state: State, weight=1.0, params_type="FULL", partial=False):
     body = MemoryBody.of(state)
-    return UpdateSource(site, lambda: FrontToBack(body), weight, params_type, partial)
+    return opening(site, lambda: FrontToBack(body), weight, params_type, partial)
+
+
+def opening(site: str, make, *facts, **keys) -> CollectedUpdate:
+    """An update whose body a function makes for each pass over the model."""
+    body = Opening(make)
+    return CollectedUpdate(site, body, UpdateForm(body.source), *facts, **keys)
 
 
 def sent(states: Sequence[State], weights=(), params_type="FULL", partial=False):

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from folding import rule_of
+from folding import opening, rule_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly_cases import first_and_nightly
@@ -15,7 +15,6 @@ from flstream.aggregation.optimizers import Optimization, ServerOptimizer, state
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
-from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.model.checkpoint import FileSink, FileSource, write_checkpoint
 from flstream.model.layout import Layout
@@ -76,7 +75,7 @@ class Folder:
     def updates(self, count, params_type="FULL", frame=0):
         """Updates, partial ones in frames where there is a length of them."""
         names, body = [f"site-{i}" for i in range(count)], partial(Framed, self.base, frame)
-        return [UpdateSource(name, body, 1.0, params_type, frame > 0) for name in names]
+        return [opening(name, body, 1.0, params_type, frame > 0) for name in names]
 
     def plan(self, rule, updates, budget, **how):
         return plan_step(self.base.layout, rule, updates=updates, memory_budget=budget, **how)

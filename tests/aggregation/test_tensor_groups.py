@@ -1,8 +1,7 @@
 """Groups of whole tensors: what the code that combines them is given, and what it may return."""
 
 import re
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from flstream.aggregation import tensor_groups
 from flstream.aggregation.fold_rule import TensorFold
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.tensor_groups import combined_groups, own_tensor_fold
+from flstream.aggregation.update_body import LocalBody
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, MisfitError, UpdateRefusedError, WorkflowError
 from flstream.model.digests import body_digest
@@ -39,11 +39,9 @@ def state(seed):
 def whole(states, weights=(1.0, 2.0, 3.0), **how):
     """Updates that are read in any order."""
     updates = sent(states, list(weights)[: len(states)], **how)
-    bodies = [MemoryBody.of(tensors) for tensors in states]
-    return [
-        replace(update, open=partial(lambda body: body, body))
-        for update, body in zip(updates, bodies, strict=True)
-    ]
+    for update, tensors in zip(updates, states, strict=True):
+        update.body = LocalBody(MemoryBody.of(tensors))
+    return updates
 
 
 def fold_groups(tmp_path, base, updates, tensors, rule=None, step=1 << 20, budget=1 << 20):
@@ -132,13 +130,10 @@ def test_an_update_may_lack_tensors_and_what_nobody_has_sent_stays(tmp_path):
 
 
 def test_a_change_is_noticed_in_groups_too(tmp_path):
-    noted, base = [], state(0)
-    updates = [
-        replace(update, on_change=lambda site=update.site: noted.append(site))
-        for update in whole([base, {**base, "a.A": base["a.A"] + 1}])
-    ]
+    base = state(0)
+    updates = whole([base, {**base, "a.A": base["a.A"] + 1}])
     fold_groups(tmp_path, base, updates, Products())
-    assert noted == ["site-1"]
+    assert [update.has_changed for update in updates] == [False, True]
 
 
 def test_what_is_not_finite_is_refused_by_site_and_by_code(tmp_path):

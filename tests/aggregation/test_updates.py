@@ -1,19 +1,17 @@
 """What becomes of single updates: adopted, partial, not finite, selected by rules, or refused."""
 
 import pickle
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import safetensors.torch
 import torch
-from folding import MemorySink, fold, sent, shifted, update
+from folding import MemorySink, fold, opening, sent, shifted, update
 from support import FOLDED, as_bytes, assert_same_tensors, every_kind, tensor
 
 from flstream.aggregation.adoption import adopt_update
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule, rule_for
-from flstream.aggregation.update import UpdateSource
 from flstream.aggregation.walk import fold_updates
 from flstream.errors import AggregationError, UpdateRefusedError, UsageError
 from flstream.job.aggregation_section import AggregationSection
@@ -95,7 +93,7 @@ def test_tensors_in_another_order_are_refused():
     layout = Layout([b._replace(start=0, stop=8), a._replace(start=8, stop=16)])
     body = BufferSource(layout, memoryview(bytes(16)))
     with pytest.raises(UpdateRefusedError, match="another order"):
-        fold(base, [UpdateSource("site-1", lambda: body, 1.0, partial=True)])
+        fold(base, [opening("site-1", lambda: body, 1.0, partial=True)])
 
 
 def test_tied_weights_are_sent_under_any_of_their_names():
@@ -105,7 +103,7 @@ def test_tied_weights_are_sent_under_any_of_their_names():
     assert ties == {"b": "a"}
     for names in (["a"], ["b"], ["a", "b"]):
         body = MemoryBody.of({name: torch.ones(3) for name in names}, tied=ties)
-        named = UpdateSource("site-1", lambda body=body: body, 1.0, partial=True)
+        named = opening("site-1", lambda body=body: body, 1.0, partial=True)
         assert fold(base, [named])["a"].tolist() == [1, 1, 1]
 
 
@@ -231,7 +229,8 @@ def test_an_update_that_was_changed_while_it_was_read_counts_for_nothing(tmp_pat
         assert read[-1] == base.layout.nbytes  # not before all of it was read
         raise UpdateRefusedError("site-1", "w was changed")
 
-    changed = replace(update("site-1", {"w": torch.ones(100)}), confirm=confirm)
+    changed = update("site-1", {"w": torch.ones(100)})
+    changed.body.confirm = confirm
     rule, sink = AggregationRule(), MemorySink(base.layout)
     ways = {
         "walk": partial(fold_updates, base, rule=rule, sink=sink),

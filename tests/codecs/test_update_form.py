@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support import tensor
 
-from flstream.aggregation.update import Reading, UpdateSource
+from flstream.aggregation.update import CollectedUpdate, Reading
+from flstream.aggregation.update_body import LocalBody
 from flstream.codecs.chain import CodecChain, UpdateForm, chain_of
 from flstream.errors import UpdateRefusedError
 from flstream.job.codecs import CodecPlan, CodecSection
@@ -20,8 +21,8 @@ FORM = UpdateForm(MODEL, INT8)
 
 def read(sent, params_type):
     """Read an update of site-1 as a fold does."""
-    update = UpdateSource("site-1", lambda: FORM.decoded(sent, params_type), 1.0, params_type)
-    Reading(update, MODEL.layout).read(0, MODEL.layout.nbytes, Scratch())
+    update = CollectedUpdate("site-1", LocalBody(sent), FORM, 1.0, params_type)
+    Reading(update, MODEL.layout, 1 << 20).read(0, MODEL.layout.nbytes, Scratch())
 
 
 def test_what_was_not_encoded_does_not_fit():

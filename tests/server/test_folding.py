@@ -9,6 +9,8 @@ from support import assert_same_tensors, tensor
 
 from flstream.aggregation.partial_sum import PartialSum
 from flstream.aggregation.rules import AggregationRule
+from flstream.aggregation.update import CollectedUpdate
+from flstream.aggregation.update_body import LocalBody
 from flstream.codecs.chain import CodecChain, UpdateForm
 from flstream.errors import AbortedError, SimulationError, UpdateRefusedError
 from flstream.job.aggregation_section import ServerOptimizerSection
@@ -20,9 +22,6 @@ from flstream.runs.results import TaskCost, TrainResult
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.program_view import Model
 from flstream.server.training import SiteTraining
-from flstream.server.updates import CollectedUpdate
-from flstream.telemetry.events import Transfer
-from flstream.worker.messages import SiteAnswer
 
 # Three ranges of the smallest walk, and some of a fourth.
 ELEMENTS = 200_000
@@ -36,11 +35,11 @@ def state(seed):
     }
 
 
-class Kept(CollectedUpdate):
-    """An update that notes how it was let go of."""
+class Kept(LocalBody):
+    """The body of an update that notes how it was let go of."""
 
-    def __init__(self, site, body, weight):
-        super().__init__(SiteAnswer(site, weight, {}), body, Transfer(), UpdateForm(body))
+    def __init__(self, source):
+        super().__init__(source)
         self.released = []
 
     def release(self, failure=""):
@@ -73,11 +72,15 @@ def updates(useless=lambda body: body):
     """One of each site, of which that of site-2 may be another than it should."""
     bodies = {site: MemoryBody.of(state(n)) for n, site in enumerate(SITES, start=1)}
     bodies["site-2"] = useless(bodies["site-2"])
-    return [Kept(site, bodies[site], float(n)) for n, site in enumerate(SITES, start=1)]
+    return [kept(site, bodies[site], float(n)) for n, site in enumerate(SITES, start=1)]
+
+
+def kept(site, source, weight):
+    return CollectedUpdate(site, Kept(source), UpdateForm(source), weight)
 
 
 def without_site_2():
-    return [each for each in updates() if each.answer.site != "site-2"]
+    return [each for each in updates() if each.site != "site-2"]
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ def fold(tmp_path, base):
     """Folds, and gives the model, its digest, and who was refused for what reason."""
 
     def fold(collected, least=1, sums=None, groups=(), on_range=lambda *_: None):
-        model, there = Model(0, 0, "0" * 32), {each.answer.site: each for each in collected}
+        model, there = Model(0, 0, "0" * 32), {each.site: each for each in collected}
         answers = TrainResult(SITES, [1.0] * 4, [{}] * 4, [b""], [0] * 4, TaskCost())
         tasks = dict.fromkeys(SITES)
         training = SiteTraining(
@@ -186,12 +189,12 @@ def test_without_an_update_of_no_use_the_model_is_exactly_the_mean_of_the_others
     # Its worker is told; the others are let go of once they are in a sum, or the model is durable.
     let_go = [""] if is_summed else []
     due = [let_go, [failures["site-2"]], let_go, let_go]
-    assert [each.released for each in collected] == due
+    assert [each.body.released for each in collected] == due
 
 
 def test_each_is_refused_in_turn_and_too_few_left_end_the_round_with_who_and_why(fold):
     collected = updates(not_a_number)
-    collected[3] = Kept("site-4", of_another_shape(MemoryBody.of(state(4))), 4.0)
+    collected[3] = kept("site-4", of_another_shape(MemoryBody.of(state(4))), 4.0)
     model, _, failures = fold(collected)
     assert sorted(failures) == ["site-2", "site-4"]
     assert_same_tensors(model, mean(1, 3))
@@ -209,4 +212,4 @@ def test_a_walk_that_is_called_off_blames_nobody(fold):
 
     with pytest.raises(AbortedError):
         fold(collected, on_range=stop)
-    assert [each.released for each in collected] == [[]] * 4
+    assert [each.body.released for each in collected] == [[]] * 4

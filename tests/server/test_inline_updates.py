@@ -27,10 +27,10 @@ def taken(sent, *, partial=False, **changed):
 @pytest.mark.parametrize(("sent", "partial"), [(MODEL, False), (PART, True)])
 def test_what_arrives_is_what_was_sent(sent, partial):
     update = taken(sent, partial=partial)
-    assert update.body.layout == sent.layout
-    views = views_of(update.body, 0, sent.layout.nbytes, Scratch())
+    assert update.body.source.layout == sent.layout
+    views = views_of(update.body.source, 0, sent.layout.nbytes, Scratch())
     assert b"".join(views) == b"".join(views_of(sent, 0, sent.layout.nbytes, Scratch()))
-    assert update.cost.bytes == sent.layout.nbytes
+    assert update.body.cost.bytes == sent.layout.nbytes
 
 
 @pytest.mark.parametrize(

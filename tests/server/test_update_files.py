@@ -7,6 +7,7 @@ import pytest
 import torch
 from support import body_of
 
+from flstream.aggregation.update_body import RemoteBody
 from flstream.codecs.chain import UpdateForm
 from flstream.errors import (
     CheckpointError,
@@ -16,7 +17,7 @@ from flstream.errors import (
 )
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
-from flstream.server.updates import RemoteUpdate, UpdateFiles
+from flstream.server.updates import UpdateFiles, update_of
 from flstream.streaming.receiver import Receiver
 from flstream.streaming.service import DownloadService
 from flstream.streaming.settings import StreamSettings
@@ -37,7 +38,7 @@ def answer(site):
 
 
 def remote(answer, worker, token):
-    return RemoteUpdate(answer, worker, token, SETTINGS, UpdateForm(BODY))
+    return update_of(answer, RemoteBody(worker.up, token, SETTINGS), UpdateForm(BODY))
 
 
 @pytest.fixture
@@ -63,9 +64,9 @@ def fetched(update_files, offering):
     """The records of the updates of two sites, which are durable."""
     worker, offer = offering
     sites = ("site-1", "site-2")
-    updates = {
-        site: update_files.fetch(remote(answer(site), worker, offer().token)) for site in sites
-    }
+    updates = {site: remote(answer(site), worker, offer().token) for site in sites}
+    for update in updates.values():
+        update_files.fetch(update)
     return update_files.keep(updates)
 
 
@@ -76,26 +77,24 @@ def files(update_files):
 def test_an_update_is_fetched_into_a_file(update_files, offering):
     worker, offer = offering
     ref = offer()
-    update = update_files.fetch(remote(answer("site-1"), worker, ref.token))
+    update = remote(answer("site-1"), worker, ref.token)
+    update_files.fetch(update)
     assert ref.wait(20).status == "finished"
     assert files(update_files) == ["site-1.safetensors"]
-    assert (update.cost.bytes, update.cost.chunks) == (400_008, 7)
-    folded = update.source(1 << 20)
-    facts = (folded.site, folded.weight, folded.params_type, folded.partial)
-    assert facts == ("site-1", 3.0, "DIFF", True)
+    assert (update.body.cost.bytes, update.body.cost.chunks) == (400_008, 7)
+    assert body_of(update.open(1 << 20)) == body_of(BODY)
 
 
 def test_a_durable_update_is_loaded_by_its_record(update_files, fetched):
-    update = update_files.load("site-2", 3.0, {"loss": 0.5}, fetched["site-2"])
-    folded = update.source(1 << 20)
-    facts = (folded.site, folded.weight, folded.params_type, folded.partial)
+    update = update_files.load("site-2", 3.0, fetched["site-2"])
+    facts = (update.site, update.weight, update.params_type, update.partial)
     assert facts == ("site-2", 3.0, "DIFF", True)
-    assert (update.cost.bytes, update.answer.metrics) == (400_008, {"loss": 0.5})
-    body = folded.open()
+    assert update.body.cost.bytes == 400_008
+    body = update.open(1 << 20)
     assert body_of(body) == body_of(BODY)
     assert b"".join(views_of(body, 0, 4096, Scratch())) == body_of(BODY)[:4096]
     # It may be folded again.
-    update.release()
+    update.body.release()
     assert files(update_files) == ["site-1.safetensors", "site-2.safetensors"]
 
 
@@ -112,7 +111,7 @@ def test_a_damaged_update_is_named(update_files, fetched, damage):
     path = update_files.folder / "site-1.safetensors"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CheckpointError, match=str(path)):
-        update_files.load("site-1", 3.0, {}, fetched["site-1"])
+        update_files.load("site-1", 3.0, fetched["site-1"])
 
 
 @pytest.mark.parametrize(
@@ -151,5 +150,7 @@ def test_an_update_that_does_not_arrive_leaves_nothing(update_files, offering):
 
 def test_an_update_that_was_folded_as_it_came_gives_its_disk_back(update_files, offering):
     worker, offer = offering
-    update_files.fetch(remote(answer("site-1"), worker, offer().token)).release()
+    update = remote(answer("site-1"), worker, offer().token)
+    update_files.fetch(update)
+    update.body.release()
     assert files(update_files) == []
