@@ -202,8 +202,9 @@ class CohortFold:
             path = self.context.run.updates(training.number) / "sum.safetensors"
             self._sums = PartialSum(path, self._base, self.rule)
             self._group = plan.group
-        for _ in run.progress():
-            self._add_ready()
+        with closing(run.progress()) as events:
+            for _ in events:
+                self._add_ready()
         self._run = None
         return run
 

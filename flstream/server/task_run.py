@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -169,20 +169,21 @@ class TaskRun:
         for _ in self.progress():
             pass
 
-    def progress(self) -> Iterator[None]:
-        """Run the task as :meth:`run` does, and yield after each event."""
+    def progress(self) -> Generator[None]:
+        """Run the task as :meth:`run` does, and yield after each event; close it at the end."""
         spec, began = self.spec, time.monotonic()
         self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
         self.leave_out_away()
         workers = self._workers()
         if workers:
-            events = self._context.pool.perform(self._queue, self, workers)
-            for has_moved in spec.waits.expecting(
-                events, f"{spec.kind} task", spec.task.round, self._unsettled
-            ):
-                self._picture.emit_snapshot(at_once=not has_moved)
-                self._leave_late()
-                yield
+            # Closed also where the run fails here: else workers would be given what is left.
+            with closing(self._context.pool.perform(self._queue, self, workers)) as events:
+                for has_moved in spec.waits.expecting(
+                    events, f"{spec.kind} task", spec.task.round, self._unsettled
+                ):
+                    self._picture.emit_snapshot(at_once=not has_moved)
+                    self._leave_late()
+                    yield
         assert self.collector.settled == len(spec.cohort)
         self._leave_stragglers()
         self.cost = self._cost(began, len(workers))
