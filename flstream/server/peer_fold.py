@@ -25,18 +25,18 @@ from flstream.errors import (
     WorkerLostError,
 )
 from flstream.runs.model_files import OPTIMIZER
-from flstream.server.cohort_fold import CohortFold
+from flstream.server.cohort_fold import CohortFold, MadeModel
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.updates import inline_record
 from flstream.server.worker_handle import WorkerHandle
-from flstream.telemetry.events import ModelRecord, Transfer, Warned
+from flstream.telemetry.events import Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened
 from flstream.units import format_seconds
 from flstream.worker.messages import Offered, SiteAnswer
 from flstream.worker.peer_messages import Folded, Folding, FoldTask, Offer
 
 
-def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelRecord:
+def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> MadeModel:
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
     If that process is lost, its own update is made again, and the next site folds.
@@ -73,8 +73,8 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
             context.emit(Warned(message=f"{message}: {reason}; the fold is done again"))
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            fold.at, fold.checkpoint = site, folded.checkpoint + time.monotonic() - linked
-            return record
+            seconds = folded.checkpoint + time.monotonic() - linked
+            return MadeModel(record, seconds, at=site)
     reasons = "; ".join(f"{site}: {reason}" for site, reason in lost.items())
     raise SimulationError(
         f"no site is left to fold the updates of round {round_number}: {reasons}; "

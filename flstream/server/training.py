@@ -69,13 +69,11 @@ class SiteTraining:
         is_started: Whether one site was started: its answer is synced with the next effect alone.
         is_asked: Whether sites may answer without tensors, where their answers are read first.
         wait: How long its updates have waited; None where they have not.
-        at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
         parts: The tensors that its sites are sent and send back; None for the whole model.
         late_model: The model of which the sites are sent tensors while they train; None before it
             is made, or where they are sent none.
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
-        combines: Whether its fold combines groups of whole tensors.
         clocks: Simulated clocks of its sites, by name; none on the wall clock.
         began: When it began by the virtual clock; 0 on the wall clock.
         taken_at: When its result was taken, by the machine's monotonic clock, in seconds.
@@ -100,8 +98,6 @@ class SiteTraining:
     is_started: bool = False
     is_asked: bool = False
     wait: UpdateWait | None = None
-    at: Sequence[str] = ()
-    combines: bool = False
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None

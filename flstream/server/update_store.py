@@ -70,19 +70,38 @@ class UpdateStore:
         self._counted: int | None = None
         self._asked_since: set[str] = set()
 
-    def begin(self, training: SiteTraining, *, is_read: bool) -> tuple[TaskRun, TaskPlan]:
+    def begin(
+        self,
+        training: SiteTraining,
+        *,
+        is_read: bool,
+        at: Sequence[str] = (),
+        combines: bool = False,
+    ) -> tuple[TaskRun, TaskPlan]:
         """A task for the sites of a training, and how it is spread over workers.
 
         Args:
             training: The training.
             is_read: Whether its updates are read before a fold, so that they wait in durable files.
+            at: Sites of which one folds the updates; none for the server.
+            combines: Whether the fold combines groups of whole tensors.
 
         Raises:
             SimulationError: There is too little disk for what the round writes.
         """
         context, cohort = self._context, list(training.tasks)
-        plan = self._plan(training, is_read=is_read)
         base, number = self._store.joined(training.base), training.round
+        rule = context.rule
+        plan = plan_task(
+            context.job,
+            base.layout,
+            len(cohort),
+            needs_all_updates=rule.needs_all_updates,
+            is_read=is_read,
+            at=at,
+            is_partial=training.parts is not None,
+            combines=combines or rule.combines_groups,
+        )
         collector = training.collector()
         collector.check_size()
         disk = plan_disk(
@@ -138,18 +157,6 @@ class UpdateStore:
         """Bytes of the model that a started training of a small model sends its site."""
         model, lossy = self._store.joined(training.base), self._context.model_codecs.lossy
         return (model if lossy is None else lossy.encode(model)).layout.nbytes
-
-    def _plan(self, training: SiteTraining, *, is_read: bool = False) -> TaskPlan:
-        return plan_task(
-            self._context.job,
-            self._store.joined(training.base).layout,
-            len(training.tasks),
-            needs_all_updates=self._context.rule.needs_all_updates,
-            is_read=is_read,
-            at_site=bool(training.at),
-            is_partial=training.parts is not None,
-            combines=training.combines or self._context.rule.combines_groups,
-        )
 
     def keep(
         self, training: SiteTraining
@@ -237,7 +244,9 @@ class UpdateStore:
         step = plan_step(base.layout, rule.adopting(), updates=1, memory_budget=budget, buffered=1)
         return write_site_model(path, base, update, rule, step, context.expect_on)
 
-    def train_again(self, training: SiteTraining, lost: Sequence[str]) -> Mapping[str, str]:
+    def train_again(
+        self, training: SiteTraining, lost: Sequence[str], plan: TaskPlan
+    ) -> Mapping[str, str]:
         """Repeat the trainings of sites whose updates were lost with their workers in a fold.
 
         Such a task is the same as before: its model, its seeds, and the state that its sites begin
@@ -248,7 +257,6 @@ class UpdateStore:
         """
         tasks = {site: training.tasks[site] for site in lost}
         collector = ResultCollector(f"train round {training.round} again", lost, 0)
-        plan = self._plan(training)
         spec = self._spec(training, plan, tasks, keeps_state=False)
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
@@ -440,7 +448,7 @@ class UpdateStore:
         parts, part = self._parts(training, source.layout), None
         if training.parts is not None and training.parts.receive is not None:
             part = self._part(source, "receive", training.parts.receive)
-        is_written = plan.in_files and (bool(training.at) or is_near)
+        is_written = plan.in_files and (bool(plan.at) or is_near)
         task = Task(
             "train",
             training.number,
@@ -471,7 +479,7 @@ class UpdateStore:
             own_meta=training.own_meta,
             seconds=training.real_seconds,
             # Those that are to fold offer the model, if none has made it.
-            hosts=() if parts is not None else self._store.hosts(training.base) or training.at,
+            hosts=() if parts is not None else self._store.hosts(training.base) or plan.at,
             waits=self.waits,
             name=training.base.digest,
             form=self._form_of(training),

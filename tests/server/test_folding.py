@@ -151,7 +151,7 @@ def fold(tmp_path, base):
         rounds._sums = sums
         for group in groups:
             rounds._add(sums, group)
-        digest = rounds.make(1)
+        digest = rounds.make(1).record
         return load_file(tmp_path / "next.safetensors"), digest, rounds.refused
 
     return fold

@@ -12,12 +12,10 @@ from flstream.server.task_plan import TaskPlan, plan_task
 MIB = 1 << 20
 
 
-def plan(count, parallel, model, cohort=None, needs_all_updates=False, at_site=False, **network):
+def plan(count, parallel, model, cohort=None, needs_all_updates=False, at=(), **network):
     job = a_job(clients={"count": count, "parallel": parallel}, network=network)
     layout = Layout.of([("w", "U8", (model,))])
-    return plan_task(
-        job, layout, cohort or count, needs_all_updates=needs_all_updates, at_site=at_site
-    )
+    return plan_task(job, layout, cohort or count, needs_all_updates=needs_all_updates, at=at)
 
 
 GROUPED = TaskPlan(False, 1, False, True, 4)
@@ -52,9 +50,9 @@ def test_who_runs_which_site_follows_from_the_job(job, due):
 def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
     assert plan(1000, 2, 2600, cohort=100, up="1 Mbit") == TaskPlan(False, 1, False, True, 4)
     assert plan(4, 2, MIB + 1, up="1 Mbit") == plan(4, 2, MIB + 1)
-    assert plan(4, 4, 8, at_site=True, up="1 Mbit").own
+    assert plan(4, 4, 8, at=["site-1"], up="1 Mbit").own
     with pytest.raises(UsageError, match=r"set clients\.parallel = 4"):
-        plan(4, 2, 8, at_site=True, up="1 Mbit")
+        plan(4, 2, 8, at=["site-1"], up="1 Mbit")
 
 
 @given(
