@@ -47,36 +47,24 @@ class TaskCost(NamedTuple):
     down: Transfer = Transfer()
 
 
-class UpdateRecord(NamedTuple):
-    """Record in the journal of the file of an update that waits to be folded.
+class UpdateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Record in the journal of an update that waits to be folded.
 
     Attributes:
-        digest: Digest of its body, as it was sent.
+        digest: Digest of the body in its file, as it was sent; empty where the record has the body.
+        body: Bytes of a small update, in the form in which they travelled.
+        header: The safetensors header of these, without the length; empty for that of the model.
         params_type: Whether it has the weights or their difference from the model.
         partial: Whether it may lack tensors of the model.
-        cost: Cost of fetching it.
+        cost: Cost of fetching it into its file.
     """
 
-    digest: str
-    params_type: Literal["FULL", "DIFF"]
-    partial: bool
-    cost: Transfer
-
-
-class InlineRecord(NamedTuple):
-    """Record in the journal of a small update, with its tensors.
-
-    Attributes:
-        body: Its bytes, in the form in which they travelled.
-        header: Its safetensors header, without the length; empty for that of the model.
-        params_type: Whether it has the weights or their difference from the model.
-        partial: Whether it may lack tensors of the model.
-    """
-
-    body: bytes
+    digest: str = ""
+    body: bytes = b""
     header: bytes = b""
     params_type: Literal["FULL", "DIFF"] = "FULL"
     partial: bool = False
+    cost: Transfer = Transfer()
 
 
 class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,9 +82,7 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
         cost: What it cost.
         bases: By site, the version of the state that it began with, where it had any.
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
-        files: By site, what is known of its update's file, of updates that wait in files to be
-            folded by a later effect.
-        small: By site, its update, of trainings that were started and send little.
+        updates: By site, its update, of those that wait to be folded by a later effect.
         base: Version of the model that they were trained from.
         began: When it began by the virtual clock, in nanoseconds; 0 on the wall clock.
         ended: When it ended, likewise.
@@ -114,8 +100,7 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
     late: list[str] = []
     bases: dict[str, StateVersion] = {}
     asks: dict[str, list[str]] = {}
-    files: dict[str, UpdateRecord] = {}
-    small: dict[str, InlineRecord] = {}
+    updates: dict[str, UpdateRecord] = {}
     base: int = 0
     began: int = 0
     ended: int = 0

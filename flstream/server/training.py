@@ -156,8 +156,7 @@ class SiteTraining:
     def has_tensors(self, site: str) -> bool:
         """Return whether a site that has answered has sent tensors."""
         result = self.settled()
-        kept = self.bodies.keys() | result.files.keys() | result.small.keys()
-        return not self.is_asked or self.is_folded or site in kept
+        return not self.is_asked or self.is_folded or site in {*self.bodies, *result.updates}
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""

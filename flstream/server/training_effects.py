@@ -441,7 +441,7 @@ class TrainingEffects:
         store.check_states(tasks, failures)
         updates = run.collector.updates
         training.bodies |= {site: updates[site] for site in tasks if site in updates}
-        files, small = ({}, {}) if is_folded else store.keep(training)
+        waiting = {} if is_folded else store.keep(training)
         answers_by_site = run.collector.answers
         answers = [answers_by_site[site] for site in tasks if site in answers_by_site]
         state.warn_of_late(answers)
@@ -465,8 +465,7 @@ class TrainingEffects:
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
             asks=state.site_code.first_kinds(answers),
-            files=files,
-            small=small,
+            updates=waiting,
             base=training.trained_from.version,
             began=training.began,
             ended=ended,
@@ -492,7 +491,7 @@ class TrainingEffects:
             state.site_code.note_sent(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.fleet.set_states(result.states)
-        if result.files or result.small:
+        if result.updates:
             state.update_store.keep_updates(training, state.round)
         state.site_code.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics

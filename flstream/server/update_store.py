@@ -19,7 +19,7 @@ from flstream.model.order import ORDER
 from flstream.model.selection import Selection
 from flstream.model.source import Source
 from flstream.runs.model_files import CHANGES
-from flstream.runs.results import InlineRecord, UpdateRecord
+from flstream.runs.results import UpdateRecord
 from flstream.runs.site_states import check_states, present_state_bytes
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
@@ -31,7 +31,7 @@ from flstream.server.task_plan import RECORD_BYTES, TaskPlan, plan_disk, plan_ta
 from flstream.server.task_run import TaskRun
 from flstream.server.tasks import TaskSpec
 from flstream.server.training import SiteTraining, UpdatesToFold, UpdateWait
-from flstream.server.updates import UpdateFiles, inline_record, recorded_update
+from flstream.server.updates import UpdateFiles, inline_record
 from flstream.telemetry.events import RoundStarted
 from flstream.worker.messages import SiteTask, Task, TaskDeadline, TaskParts
 
@@ -158,26 +158,20 @@ class UpdateStore:
         model, lossy = self._store.joined(training.base), self._context.model_codecs.lossy
         return (model if lossy is None else lossy.encode(model)).layout.nbytes
 
-    def keep(
-        self, training: SiteTraining
-    ) -> tuple[dict[str, UpdateRecord], dict[str, InlineRecord]]:
-        """Keep the updates of a training for a later effect.
-
-        Returns:
-            By site, what the journal has of those in files, and of those whose tensors it has.
-        """
-        small = {
+    def keep(self, training: SiteTraining) -> dict[str, UpdateRecord]:
+        """Keep the updates of a training for a later effect; return their records, by site."""
+        records = {
             site: record
             for site, update in training.bodies.items()
             if training.is_started and (record := inline_record(update)) is not None
         }
-        if small:
-            return {}, small
+        if records:
+            return records
         files = self.files(training, durable=not training.is_started)
         records = files.keep(training.bodies)
         if records and training.is_started:
             self._unsynced[training.number] = files, list(records)
-        return records, {}
+        return records
 
     def keep_updates(self, training: SiteTraining, round_number: int) -> None:
         """Keep a training's updates as long as the workflow refers to one of them.
@@ -192,7 +186,7 @@ class UpdateStore:
         assert training.result is not None
         training.wait = UpdateWait(training.number, round_number)
         self._waiting.add(training)
-        if training.result.files:
+        if any(record.digest for record in training.result.updates.values()):
             weakref.finalize(training, self._dropped.append, training.wait).atexit = False
 
     def waiting_bases(self) -> set[int]:
@@ -216,11 +210,7 @@ class UpdateStore:
             files = self.files(training)
             weights = dict(zip(training.result.sites, training.result.weights, strict=True))
             for site in missing:
-                if (small := training.result.small.get(site)) is not None:
-                    form = self._form_of(training)(site)
-                    training.bodies[site] = recorded_update(site, weights[site], small, form)
-                    continue
-                record = training.result.files[site]
+                record = training.result.updates[site]
                 try:
                     training.bodies[site] = files.load(site, weights[site], record)
                 except CheckpointError as error:

@@ -28,11 +28,11 @@ from flstream.model.selection import ModelParts
 from flstream.runs.results import (
     CollectResult,
     FoldResult,
-    InlineRecord,
     NextResult,
     ScoreResult,
     TaskCost,
     TrainResult,
+    UpdateRecord,
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
@@ -83,7 +83,7 @@ class _DryJournal:
             case "train":  # and no part of a fold
                 outline.reads = True
                 # Its updates lie somewhere, which tells answers that have tensors.
-                result = replace(self._train(sites), small=dict.fromkeys(sites, InlineRecord(b"")))
+                result = replace(self._train(sites), updates=dict.fromkeys(sites, UpdateRecord()))
             case "start":
                 outline.trained += 1
                 self._started[self.asked], result = sites, arguments["model"][0]
