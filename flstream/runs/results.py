@@ -74,8 +74,8 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
         sites: The sites with an update, in the cohort's order.
         weights: Its weight, for each of them.
         metrics: What each reported with it.
-        messages: The payload messages of ``meta``, which are mostly the same from all sites.
-        meta: For each site, the place of its own among these.
+        metas: The payload messages of ``meta``, each once: they are mostly the same from all sites.
+        meta_places: For each site, the place of its own among these.
         states: By site, the version of the state that it has left, where it has left any.
         failures: By site, the reason why it has no update.
         late: Those of them that were merely not waited for.
@@ -92,8 +92,8 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
     sites: list[str]
     weights: list[float]
     metrics: list[dict[str, float]]
-    messages: list[bytes]
-    meta: list[int]
+    metas: list[bytes]
+    meta_places: list[int]
     cost: TaskCost
     states: dict[str, StateVersion] = {}
     failures: dict[str, str] = {}
@@ -108,9 +108,9 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def answers(self) -> Iterator[tuple[str, float, Mapping[str, float], bytes]]:
         """Yield each site with its weight, metrics and payload message of meta."""
-        columns = zip(self.sites, self.weights, self.metrics, self.meta, strict=True)
-        for site, weight, metrics, meta in columns:
-            yield site, weight, metrics, self.messages[meta]
+        columns = zip(self.sites, self.weights, self.metrics, self.meta_places, strict=True)
+        for site, weight, metrics, place in columns:
+            yield site, weight, metrics, self.metas[place]
 
 
 class NextResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 
-class MadeModel(NamedTuple):
+class FoldedModel(NamedTuple):
     """A model that a fold has made.
 
     Attributes:
@@ -221,7 +221,7 @@ class CohortFold:
         self._run = None
         return run
 
-    def make(self, round_number: int) -> MadeModel:
+    def make(self, round_number: int) -> FoldedModel:
         """Fold what is not part of a sum yet, and write the next model, durably."""
         began, updates = time.monotonic(), self.updates_left()
         if self._sums is not None:
@@ -232,7 +232,7 @@ class CohortFold:
             file, digest = whole
             record = self.store.link(self.model, round_number, file, {MAIN: digest})
             self._note_digest(digest)
-            return MadeModel(record, time.monotonic() - began, is_link=True)
+            return FoldedModel(record, time.monotonic() - began, is_link=True)
         with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = partial(self._walk, sink, draft.optimization)
@@ -240,7 +240,7 @@ class CohortFold:
             self._note_digest(digest)
             folded = time.monotonic()
             record = self.store.finish(partial(draft.finish, digest), round_number, self.model)
-        return MadeModel(record, time.monotonic() - folded)
+        return FoldedModel(record, time.monotonic() - folded)
 
     def _walk(
         self,

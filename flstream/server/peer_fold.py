@@ -25,7 +25,7 @@ from flstream.errors import (
     WorkerLostError,
 )
 from flstream.runs.model_files import OPTIMIZER
-from flstream.server.cohort_fold import CohortFold, MadeModel
+from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.updates import inline_record
 from flstream.server.worker_handle import WorkerHandle
@@ -36,7 +36,7 @@ from flstream.worker.messages import Offered, SiteAnswer
 from flstream.worker.peer_messages import Folded, Folding, FoldTask, Offer
 
 
-def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> MadeModel:
+def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> FoldedModel:
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
     If that process is lost, its own update is made again, and the next site folds.
@@ -74,7 +74,7 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> MadeModel
         else:
             shutil.rmtree(folder, ignore_errors=True)
             seconds = folded.checkpoint + time.monotonic() - linked
-            return MadeModel(record, seconds, at=site)
+            return FoldedModel(record, seconds, at=site)
     reasons = "; ".join(f"{site}: {reason}" for site, reason in lost.items())
     raise SimulationError(
         f"no site is left to fold the updates of round {round_number}: {reasons}; "

@@ -451,14 +451,14 @@ class TrainingEffects:
         ends = {site: clock.end.time for site, clock in clocks if clock.end is not None}
         # None where it was started alone, or nobody was drawn for it.
         ended = max(ends.values(), default=training.began) if run.ended is None else run.ended
-        messages: dict[bytes, int] = {}
-        places = [messages.setdefault(answer.meta, len(messages)) for answer in answers]
+        metas: dict[bytes, int] = {}
+        places = [metas.setdefault(answer.meta, len(metas)) for answer in answers]
         return TrainResult(
             sites=[answer.site for answer in answers],
             weights=[answer.weight for answer in answers],
             metrics=[answer.metrics for answer in answers],
-            messages=list(messages),
-            meta=places,
+            metas=list(metas),
+            meta_places=places,
             states={answer.site: answer.state for answer in answers if answer.state is not None},
             failures=failures,
             late=sorted(site for site in run.late if site in tasks),
