@@ -210,7 +210,7 @@ class CohortFold:
             training, is_read=False, at=self._at, combines=self._tensors is not None
         )
         self._run, self._plan = run, plan
-        if plan.group:
+        if plan.sum_group:
             from flstream.aggregation.partial_sum import PartialSum
 
             path = self.context.run.updates(training.number) / "sum.safetensors"
@@ -335,14 +335,14 @@ class CohortFold:
         for training in self.to_fold.trainings:
             members = members_of.get(id(training), [])
             if training is self.to_fold.unread:
-                lost = [site for _, site in members if site not in training.bodies]
+                lost = [site for _, site in members if site not in training.collected]
                 assert self._plan is not None
                 again = self.update_store.train_again
                 failures = again(training, lost, self._plan) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
                 members = [member for member in members if member[1] not in failures]
-                updates = [training.bodies[site] for _, site in members]
+                updates = [training.collected[site] for _, site in members]
             else:
                 updates = list(self.update_store.updates(training, [site for _, site in members]))
             for update, (place, _) in zip(updates, members, strict=True):
@@ -419,8 +419,8 @@ class CohortFold:
         ready = collector.cohort[self._done : settled]
         updates = [at_hand[site] for site in ready if site in at_hand]
         # Where so many have failed that the window has no group in it, workers would wait for ever.
-        is_full = settled - self._done >= 2 * plan.group
-        if len(updates) >= plan.group or is_full:
+        is_full = settled - self._done >= 2 * plan.sum_group
+        if len(updates) >= plan.sum_group or is_full:
             self._done = settled
             self._add(self._sums, updates)
             for update in updates:
@@ -441,7 +441,7 @@ class CohortFold:
                     folder = self.context.run.site(site)
                     discard_site_state_after(folder, training.number - 1, before)
             self.context.emit(lost.event(training.round))
-            training.bodies.pop(site, None)
+            training.collected.pop(site, None)
             training.check_left(self.refused)
 
 

@@ -46,9 +46,9 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> FoldedMod
     while sites:
         for training in fold.to_fold.trainings:
             # The sites of the others train again: their workers have died.
-            training.bodies = {
+            training.collected = {
                 site: update
-                for site, update in training.bodies.items()
+                for site, update in training.collected.items()
                 if not isinstance(update.body, RemoteBody) or _worker_with(fold, update)
             }
         updates = fold.updates_left()

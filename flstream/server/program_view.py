@@ -58,7 +58,7 @@ class Update:
 
     @property
     def ok(self) -> bool:
-        """Whether it has tensors: a site whose training failed has sent none."""
+        """Whether the site answered without a failure."""
         return not self.failure
 
     @property

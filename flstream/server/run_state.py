@@ -301,7 +301,7 @@ class RunState:
             seen.add(name)
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
-        """Bench who is due by the records that are final now.
+        """Ask sites no more that failed too often.
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.

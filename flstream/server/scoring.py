@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ScoringEffects:
-    """Has sites score models: does each effect that is new, and replays the others.
+    """Evaluations of models by sites or the evaluator: done once, and replayed.
 
     Attributes:
         best_version: Version of the best model so far; None before there is one.

@@ -100,7 +100,7 @@ class StartedTrainings:
                 if not most:
                     run, plan = store.begin(training, is_read=True)
                     self._expect(training)
-                    self._hand_out([training], run, own=plan.own)
+                    self._hand_out([training], run, own=plan.has_own_workers)
                     continue
                 group = self._small[alike] = SmallTrainings(most, store.bytes_down(training), [])
             if training.clocks:

@@ -28,20 +28,21 @@ class TaskPlan(NamedTuple):
     """Plan of one task.
 
     Attributes:
-        own: Whether each site has its own worker, in which its update stays until it is folded.
-        sites: Number of sites that a worker is given at a time.
+        has_own_workers: Whether each site has its own worker, in which its update stays until it is
+            folded.
+        batch_size: Number of sites that a worker is given at a time.
         is_inline: Whether updates are so small that they travel in the answers.
         in_files: Whether updates wait in files.
-        group: Number of updates that are added to the partial sum at a time; 0 for no sum.
+        sum_group: Number of updates that are added to the partial sum at a time; 0 for no sum.
         combines: Whether groups of whole tensors are combined, which takes updates in files.
         at: Sites of which one folds the updates; none for the server.
     """
 
-    own: bool
-    sites: int
+    has_own_workers: bool
+    batch_size: int
     is_inline: bool
     in_files: bool
-    group: int
+    sum_group: int
     combines: bool = False
     at: Sequence[str] = ()
 
@@ -80,14 +81,14 @@ def plan_task(
     workers = job.clients.workers
     if workers == job.clients.count:
         in_files = is_read or combines
-        return TaskPlan(True, 1, False, in_files, group=0, combines=combines, at=at)
+        return TaskPlan(True, 1, False, in_files, 0, combines=combines, at=at)
     if at and job.paces_links:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
             f"own; set clients.parallel = {job.clients.count}"
         )
     if at:
-        return TaskPlan(own=False, sites=1, is_inline=False, in_files=True, group=0, at=at)
+        return TaskPlan(False, 1, is_inline=False, in_files=True, sum_group=0, at=at)
     size = max(layout.nbytes, 1)
     is_plain = not job.paces_links and not job.streaming.codecs.of_updates.is_framed
     if is_plain and size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
@@ -95,11 +96,13 @@ def plan_task(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
         )
         sites = 1 if is_partial else max(sites, 1)
-        return TaskPlan(False, sites, is_inline=True, in_files=is_read, group=0, combines=combines)
+        return TaskPlan(
+            False, sites, is_inline=True, in_files=is_read, sum_group=0, combines=combines
+        )
     group = max(4, 2 * workers)
     if needs_all_updates or is_read or combines or cohort <= group:
         group = 0
-    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group, combines=combines)
+    return TaskPlan(False, 1, is_inline=False, in_files=True, sum_group=group, combines=combines)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -139,8 +142,8 @@ def plan_disk(
         )
     waiting = cohort if plan.in_files else 0
     sums = 0
-    if plan.group:
-        waiting = 2 * plan.group
+    if plan.sum_group:
+        waiting = 2 * plan.sum_group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
     # Updates of trainings that were started: small ones lie in the journal.
     if layout.nbytes > RECORD_BYTES:

@@ -151,9 +151,9 @@ class TaskRun:
         for site, clock in self._clocks.items():
             if (absent := clock.arrive(spec.bytes_down(site))) is not None:
                 self._away[site] = absent
-        ahead = 2 * plan.group if plan.group else None
+        ahead = 2 * plan.sum_group if plan.sum_group else None
         self._queue = SiteQueue(
-            spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
+            spec.cohort, plan.batch_size, ahead, own=plan.has_own_workers, absent=self._away.keys()
         )
         parts, self.late_tensors = spec.task.parts, None
         if parts is not None and parts.is_late:
@@ -242,9 +242,9 @@ class TaskRun:
 
     def _workers(self) -> Sequence[str]:
         cohort = [site for site in self.spec.cohort if site not in self._away]
-        if self._plan.own:
+        if self._plan.has_own_workers:
             return cohort
-        return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
+        return self._context.pool.free_first(-(-len(cohort) // self._plan.batch_size))
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
         """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
@@ -461,7 +461,7 @@ class TaskRun:
 
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
-        if self._plan.own:
+        if self._plan.has_own_workers:
             arrived = max(self.arrived_at, began)
             return TaskCost(arrived - began, ended - arrived, down=self.down)
         count = workers or 1

@@ -63,7 +63,7 @@ class SiteTraining:
         own_meta: By site, such a message in its place, where each site is sent its own.
         number: Number of the effect that did it; 0 before.
         oldest: Number of the earliest effect that the run may go back to.
-        bodies: Updates at hand, by site.
+        collected: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
         is_started: Whether one site was started: its answer is synced with the next effect alone.
@@ -92,7 +92,7 @@ class SiteTraining:
     meta: bytes
     number: int = 0
     oldest: int = 0
-    bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
+    collected: dict[str, CollectedUpdate] = field(default_factory=dict)
     result: TrainResult | None = None
     is_folded: bool = False
     is_started: bool = False
@@ -156,7 +156,7 @@ class SiteTraining:
     def has_tensors(self, site: str) -> bool:
         """Return whether a site that has answered has sent tensors."""
         result = self.settled()
-        return not self.is_asked or self.is_folded or site in {*self.bodies, *result.updates}
+        return not self.is_asked or self.is_folded or site in {*self.collected, *result.updates}
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""

@@ -440,7 +440,7 @@ class TrainingEffects:
         failures = {site: reasons[site] for site in tasks if site in reasons}
         store.check_states(tasks, failures)
         updates = run.collector.updates
-        training.bodies |= {site: updates[site] for site in tasks if site in updates}
+        training.collected |= {site: updates[site] for site in tasks if site in updates}
         waiting = {} if is_folded else store.keep(training)
         answers_by_site = run.collector.answers
         answers = [answers_by_site[site] for site in tasks if site in answers_by_site]

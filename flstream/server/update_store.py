@@ -140,7 +140,7 @@ class UpdateStore:
         number = first.round
         collector = ResultCollector(f"train round {number}", list(tasks), 0)
         context.emit(RoundStarted(round=number, sites=list(tasks)))
-        plan = TaskPlan(own=False, sites=len(tasks), is_inline=True, in_files=False, group=0)
+        plan = TaskPlan(False, len(tasks), is_inline=True, in_files=False, sum_group=0)
         spec = self._spec(first, plan, tasks, is_read=True)
         clocks = {site: clock for training in group for site, clock in training.clocks.items()}
         return TaskRun(context, spec, plan, collector, None, clocks)
@@ -151,7 +151,7 @@ class UpdateStore:
         if training.parts is not None or layout.nbytes > RECORD_BYTES:
             return 0
         plan = plan_task(self._context.job, layout, in_flight, is_read=True)
-        return plan.sites if plan.is_inline else 0
+        return plan.batch_size if plan.is_inline else 0
 
     def bytes_down(self, training: SiteTraining) -> int:
         """Bytes of the model that a started training of a small model sends its site."""
@@ -162,13 +162,13 @@ class UpdateStore:
         """Keep the updates of a training for a later effect; return their records, by site."""
         records = {
             site: record
-            for site, update in training.bodies.items()
+            for site, update in training.collected.items()
             if training.is_started and (record := inline_record(update)) is not None
         }
         if records:
             return records
         files = self.files(training, durable=not training.is_started)
-        records = files.keep(training.bodies)
+        records = files.keep(training.collected)
         if records and training.is_started:
             self._unsynced[training.number] = files, list(records)
         return records
@@ -205,17 +205,17 @@ class UpdateStore:
             UnsoundModelError: The file of one is damaged or gone.
         """
         assert training.result is not None
-        missing = [site for site in sites if site not in training.bodies]
+        missing = [site for site in sites if site not in training.collected]
         if missing:
             files = self.files(training)
             weights = dict(zip(training.result.sites, training.result.weights, strict=True))
             for site in missing:
                 record = training.result.updates[site]
                 try:
-                    training.bodies[site] = files.load(site, weights[site], record)
+                    training.collected[site] = files.load(site, weights[site], record)
                 except CheckpointError as error:
                     raise UnsoundModelError(training.number, str(error)) from error
-        return [training.bodies[site] for site in sites]
+        return [training.collected[site] for site in sites]
 
     def write(self, training: SiteTraining, site: str, path: Path) -> None:
         """Write what a site's update makes of the model that it was trained from to a file."""
@@ -251,14 +251,14 @@ class UpdateStore:
         files = self.files(training) if plan.in_files else None
         run = TaskRun(self._context, spec, plan, collector, files)
         run.run()
-        training.bodies |= collector.updates
+        training.collected |= collector.updates
         self.check_states(tasks, collector.failures)
         return collector.failures
 
     def check_states(self, tasks: Mapping[str, SiteTask], failed: Iterable[str]) -> None:
-        """See to it that no site has failed for want of the state that it was to begin with.
+        """Refuse to continue if the state of a site that failed is missing or damaged.
 
-        To go on without such a site would be to come to other bits.
+        Without that site, the model would have other bits.
 
         Raises:
             ResumeRefusedError: A state is missing or damaged; the message names it.
@@ -277,7 +277,7 @@ class UpdateStore:
         self._unsynced.clear()
 
     def folded(self, to_fold: UpdatesToFold) -> None:
-        """Leave the files of updates as they are that are part of a model which is durable."""
+        """Forget files that need no sync any more: the model of their updates is durable."""
         for training in to_fold.trainings:
             self._unsynced.pop(training.number, None)
 
@@ -293,10 +293,10 @@ class UpdateStore:
             if training.wait is not None:
                 training.wait.until = round_number
             if training.is_folded:
-                for update in training.bodies.values():
+                for update in training.collected.values():
                     update.body.release()
                 self._context.run.discard_updates(training.number)
-            training.bodies.clear()  # the files of others are opened again when they are needed
+            training.collected.clear()  # the files of others are opened again when they are needed
         # A file stays as long as a round from ``oldest`` on may have to fold it once more: who goes
         # back to the end of a round needs those that were folded after it.
         while self._dropped:
@@ -319,7 +319,7 @@ class UpdateStore:
         self._context.run.discard_updates(but=waiting)
 
     def _kept_bytes(self, cohort: Collection[str]) -> int:
-        """Bytes of the sites' last models and states, whose places the next ones take.
+        """Bytes of the sites' last models and states, which the next ones replace.
 
         All sites are counted again once one of the cohort has been asked since the last count, and
         not each time: where sites start one by one, that would be the square of their number.
