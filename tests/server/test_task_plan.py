@@ -66,16 +66,16 @@ def test_each_site_has_a_task_of_its_own_where_links_are_emulated():
 def test_what_waits_is_bounded_whatever_the_cohort(count, parallel, model, part, needs_all_updates):
     cohort = max(1, round(part * count))
     planned = plan(count, parallel, model, cohort, needs_all_updates)
-    assert planned.sites >= 1
+    assert planned.batch_size >= 1
     if planned.has_own_workers:
         assert parallel >= count
         return
-    assert planned.sites * model <= max(4 * MIB, model)
+    assert planned.batch_size * model <= max(4 * MIB, model)
     if planned.is_inline:
         assert cohort * model <= 16 * MIB
         assert planned.sum_group == 0
     else:
-        assert planned.sites == 1
+        assert planned.batch_size == 1
     if planned.sum_group:
         assert not needs_all_updates
         # Two workers' worth at least, so that nobody waits for the fold.
