@@ -97,7 +97,7 @@ class CohortFold:
         self._state = state
         self.context = context = state.context
         self.store = store = state.store
-        self.update_store = state.update_store
+        self.update_store, self.tasks = state.update_store, state.tasks
         self.to_fold = to_fold
         self.model = model
         optimizer = step
@@ -206,7 +206,7 @@ class CohortFold:
             from flstream.aggregation.tensor_groups import named_groups
 
             named_groups(code, self._base.layout, self.rule)
-        run, plan = self.update_store.begin(
+        run, plan = self.tasks.begin(
             training, is_read=False, at=self._at, combines=self._tensors is not None
         )
         self._run, self._plan = run, plan
@@ -337,7 +337,7 @@ class CohortFold:
             if training is self.to_fold.unread:
                 lost = [site for _, site in members if site not in training.collected]
                 assert self._plan is not None
-                again = self.update_store.train_again
+                again = self.tasks.train_again
                 failures = again(training, lost, self._plan) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))

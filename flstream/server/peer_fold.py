@@ -93,7 +93,7 @@ def _walk(
     """Ask a worker for the walk, and for a durable model."""
     store, model, optimizer = fold.store, fold.model, fold.optimizer
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
-    base, most = store.source(model), fold.update_store.waits.progress
+    base, most = store.source(model), fold.tasks.waits.progress
     state = None if optimizer is None else store.beside(model, OPTIMIZER)
     sites = [update.site for update in updates]
     task = FoldTask(

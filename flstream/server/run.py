@@ -467,7 +467,7 @@ class Run:
                 without limit.
         """
         if not self._state.context.job.engine.is_inline:  # where sites wait for each other
-            self._state.update_store.waits = TaskWaits(start, progress)
+            self._state.tasks.waits = TaskWaits(start, progress)
 
     @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:

@@ -25,7 +25,7 @@ from flstream.server.arguments import (
     check_wait,
 )
 from flstream.server.effects import uncatchable
-from flstream.server.fleet import with_states
+from flstream.server.fleet import check_states_of, with_states
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
@@ -408,7 +408,7 @@ class TrainingEffects:
     def _run(self, training: SiteTraining, number: int) -> TrainResult:
         """Run a training; its updates are in durable files on return."""
         self.begin(training, number)
-        run, _ = self._state.update_store.begin(training, is_read=True)
+        run, _ = self._state.tasks.begin(training, is_read=True)
         run.run()
         return self.end(training, run, run.cost)
 
@@ -438,7 +438,7 @@ class TrainingEffects:
         # A task may have been for others, too, that were started like this one.
         reasons = run.collector.failures
         failures = {site: reasons[site] for site in tasks if site in reasons}
-        store.check_states(tasks, failures)
+        check_states_of(state.context.run, tasks, failures)
         updates = run.collector.updates
         training.collected |= {site: updates[site] for site in tasks if site in updates}
         waiting = {} if is_folded else store.keep(training)

@@ -144,6 +144,7 @@ def fold(tmp_path, base):
             context=context,
             store=store,
             update_store=update_store,
+            tasks=None,
             private=None,
             keeps_last_models=False,
         )
