@@ -96,7 +96,8 @@ class CohortFold:
     ) -> None:
         self._state = state
         self.context = context = state.context
-        self.store = store = state.store
+        self.store, self.writer = state.store, state.writer
+        store = state.store
         self.update_store, self.tasks = state.update_store, state.tasks
         self.to_fold = to_fold
         self.model = model
@@ -230,16 +231,16 @@ class CohortFold:
         if (whole := self._adopted_whole(updates, round_number)) is not None:
             self._take(updates)  # it was checked as it came
             file, digest = whole
-            record = self.store.link(self.model, round_number, file, {MAIN: digest})
+            record = self.writer.link(self.model, round_number, file, {MAIN: digest})
             self._note_digest(digest)
             return FoldedModel(record, time.monotonic() - began, is_link=True)
-        with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
+        with self.writer.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
                 walk = partial(self._walk, sink, draft.optimization)
                 _, digest = self.fold_sound(updates, walk)
             self._note_digest(digest)
             folded = time.monotonic()
-            record = self.store.finish(partial(draft.finish, digest), round_number, self.model)
+            record = self.writer.finish(partial(draft.finish, digest), round_number, self.model)
         return FoldedModel(record, time.monotonic() - folded)
 
     def _walk(

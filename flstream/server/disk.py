@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flstream.errors import SimulationError
 from flstream.runs.retention import Keep
+from flstream.runs.run_directory import RunDirectory
 from flstream.units import format_bytes
 
 FreeBytes = Callable[[Path], int | None]
@@ -171,3 +172,9 @@ def check_run(
 def counted(count: int, what: str) -> str:
     """Return a number of things, such as ``2 updates``."""
     return f"{count} {what}{'s' if count != 1 else ''}"
+
+
+def present_bytes(run: RunDirectory, round_number: int) -> int:
+    """Bytes on disk of an attempt at the next model of a round, which gives way to another."""
+    parts = run.checkpoints.glob(f"round-{round_number:04d}.*.tmp")
+    return sum(part.stat().st_size for part in parts if part.is_file())

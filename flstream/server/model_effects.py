@@ -28,6 +28,7 @@ from flstream.server.arguments import (
 )
 from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import Effect
+from flstream.server.model_writer import model_metadata
 from flstream.server.program_view import Model, Update
 from flstream.server.training import UpdatesToFold
 from flstream.telemetry.events import ModelRecord
@@ -122,14 +123,14 @@ def store(state: RunState, model: Model, path: Path) -> Model:
 
     def do(number: int) -> tuple[None, ModelRecord]:
         assert source is not None
-        file = state.store.prepare(model, state.round)
+        file = state.writer.prepare(model, state.round)
 
         def make_durable() -> dict[str, str]:
-            optimizer = state.store.keep_state(model, file)
-            write_checkpoint(file, source, state.store.metadata(model, state.round))
+            optimizer = state.writer.keep_state(model, file)
+            write_checkpoint(file, source, model_metadata(state.store.source(model), state.round))
             return {MAIN: digest, **optimizer}
 
-        return None, state.store.finish(make_durable, state.round, model)
+        return None, state.writer.finish(make_durable, state.round, model)
 
     done = state.journal.once("store", state.round, f"store({path.name})", arguments, do, NoneType)
     assert done.model is not None
@@ -155,10 +156,10 @@ def merge(state: RunState, model: Model) -> Model:
         context, bodies = state.context, store.bodies_of(model)
         residual = bodies[RESIDUAL]
         assert isinstance(residual, FileSource)
-        file = store.prepare(model, state.round)
+        file = state.writer.prepare(model, state.round)
 
         def make_durable() -> dict[str, str]:
-            digests = store.keep_state(model, file)
+            digests = state.writer.keep_state(model, file)
             base = store.beside(model, BASE) or FileSource(context.job_base)
             scaling = Scaling.of(context.run.export_files / "adapter_config.json")
             digests[BASE] = write_merged_base(
@@ -170,7 +171,7 @@ def merge(state: RunState, model: Model) -> Model:
             context.run.publish(store.source(model).path, file)
             return {MAIN: model.digest, **digests}
 
-        return None, store.finish(make_durable, state.round, model)
+        return None, state.writer.finish(make_durable, state.round, model)
 
     arguments = {"model": [model.version, model.digest]}
     request = f"merge(model {model.version})"

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from flstream.aggregation.fold_rule import ServerStep
-from flstream.errors import CheckpointError, SimulationError
+from flstream.errors import CheckpointError
 from flstream.job.bodies import MAIN
 from flstream.model.checkpoint import FileSource
-from flstream.model.descriptors import sync_directory
 from flstream.model.joined import join_bodies, zeros_beside
 from flstream.model.layout import Layout
 from flstream.model.order import ORDER, in_order
 from flstream.model.source import Source
-from flstream.runs.model_draft import ModelDraft, model_draft
 from flstream.runs.model_files import (
     BASE,
-    CHANGES,
-    OPTIMIZER,
     bodies_beside,
     body_file,
-    round_name,
 )
 from flstream.runs.retention import Retention
-from flstream.runs.run_directory import is_same_file, link_or_rename
-from flstream.runs.small_files import unused_name
 from flstream.server.context import ServerContext
 from flstream.server.program_view import Model
 from flstream.server.stored_model import StoredModel, opened, own_body
 from flstream.streaming.coding import EncoderFor
-from flstream.telemetry.events import ModelRecord, ModelWritten, Warned
+from flstream.telemetry.events import ModelRecord, Warned
 
 if TYPE_CHECKING:
     from flstream.codecs.lossy import LossyCodec
@@ -62,14 +54,10 @@ class ModelStore:
     def __init__(self, context: ServerContext, records: Iterable[ModelRecord] = ()) -> None:
         job, self._run = context.job, context.run
         self._context = context
-        records = list(records)
-        self._written = {(record.round, record.step) for record in records}
         # The last one is there, whatever of those before it is not.
-        self._last_known = records[-1] if records else None
+        self._last_known = next(iter(deque(records, maxlen=1)), None)
         self.retention = Retention(self._run, job.checkpoints.keep)
         self._models: list[StoredModel] = []
-        # Versions that this process has made.
-        self._made_here: set[int] = set()
         # Those whose files may still be there.
         self._present: list[StoredModel] = []
         self._handles: WeakValueDictionary[int, Model] = WeakValueDictionary()
@@ -297,114 +285,11 @@ class ModelStore:
         step = sum(1 for _ in takewhile(lambda number: number == round_number, newest))
         return len(self._models), step
 
-    def writing(
-        self, base: Model, round_number: int, *, optimizer: ServerStep | None
-    ) -> AbstractContextManager[ModelDraft]:
-        """Write the next model of a round.
-
-        Args:
-            base: The model that it is made from, with the server optimizer's state.
-            round_number: Its round.
-            optimizer: The server optimizer that makes a step; None for none.
-
-        Raises:
-            CheckpointError: The disk does not take it.
-            SimulationError: A file of somebody else has its name, and cannot be moved away.
-        """
-        path = self.prepare(base, round_number)
-        beside = {body: source.layout for body, source in self.bodies_of(base).items()}
-        state = None
-        if optimizer is not None and not optimizer.begins:
-            state = self.beside(base, OPTIMIZER)
-        return model_draft(
-            path,
-            {MAIN: self.source(base).layout, **beside},
-            self.metadata(base, round_number),
-            self._context.rule,
-            optimizer,
-            state,
-            self._context.model_codecs,
-            self.source(base),
-        )
-
-    def link(
-        self, base: Model, round_number: int, file: Path, digests: Mapping[str, str]
-    ) -> ModelRecord:
-        """Make a durable file the next model of a round, under a second name.
-
-        Args:
-            base: The model that it is made from.
-            round_number: Its round.
-            file: The file, with the metadata of such a model; the optimizer's state lies beside it.
-            digests: Digest of its body, under an empty name, and of that of the optimizer's state
-                by its name, if there is one.
-
-        Raises:
-            SimulationError: A file of somebody else has its name, and cannot be moved away.
-        """
-        path = self.prepare(base, round_number)
-
-        def make_durable() -> dict[str, str]:
-            if OPTIMIZER in digests:  # before the model, with which it is looked for
-                self._run.publish(body_file(file, OPTIMIZER), body_file(path, OPTIMIZER))
-            self._run.publish(file, path)
-            return dict(digests)
-
-        return self.finish(make_durable, round_number, base)
-
-    def metadata(self, base: Model, round_number: int) -> dict[str, str]:
-        """Strings of the header of a model of a round that is made from another one."""
-        metadata = {"format": "pt", "flstream.round": str(round_number)}
-        if order := self.source(base).metadata.get(ORDER):
-            metadata[ORDER] = order
-        return metadata
-
-    def prepare(self, base: Model, round_number: int) -> Path:
-        """Make room for the files of a round's next model, and return the path of the model.
-
-        Args:
-            base: The model that it is made from.
-            round_number: Its round.
-
-        Raises:
-            SimulationError: A file of somebody else has its name, and cannot be moved away.
-        """
-        bodies = self.bodies(base)
-        _, step = self.next_record(round_number)
-        path = self._run.step_checkpoint(round_number, step)
-        if (round_number, step) not in self._written:
-            for taken in (
-                path,
-                *(body_file(path, body) for body in (OPTIMIZER, CHANGES, BASE, *bodies)),
-            ):
-                self._set_aside(taken)
-        return path
-
-    def finish(
-        self, make_durable: Callable[[], dict[str, str]], round_number: int, parent: Model
-    ) -> ModelRecord:
-        """Make a model that was written durable, and return what the journal is to say of it.
-
-        Args:
-            make_durable: Does so: see :meth:`flstream.runs.model_draft.ModelDraft.finish`.
-            round_number: Its round.
-            parent: The model that it is made from, whose base it keeps unless it has a new one.
-        """
-        version, step = self.next_record(round_number)
-        path = self._run.step_checkpoint(round_number, step)
-        # Whoever resumes the run is to know whose the file is, even if nothing else is said of it.
-        self._context.emit(ModelWritten(round=round_number, step=step))
-        self._written.add((round_number, step))
-        self._made_here.add(version)
-        if base := self.record(parent).base:
-            self._run.publish(
-                body_file(self.path(self.record(parent)), BASE), body_file(path, BASE)
-            )
-        beside = make_durable()
-        base = beside.pop(BASE, base)
-        digest, state = beside.pop(MAIN), beside.pop(OPTIMIZER, "")
-        changes = beside.pop(CHANGES, "")
-        return ModelRecord(round_number, version, step, digest, state, beside, changes, base)
+    def last_of(self, round_number: int) -> StoredModel | None:
+        """The last model of a round; None where it has none."""
+        until = (model for model in reversed(self._models) if model.record.round <= round_number)
+        stored = next(until, None)
+        return stored if stored is not None and stored.record.round == round_number else None
 
     def hold(self, round_number: int, versions: Iterable[int]) -> None:
         """Keep models as long as the run may go back to the end of a round, or on from there.
@@ -450,43 +335,6 @@ class ModelStore:
                 self._present.append(stored)
             self._context.emit(*(Warned(message=message) for message in warnings))
 
-    def name_round(self, number: int) -> None:
-        """Give the last model of a round that has ended the round's name, too.
-
-        What has the name of a model from before a resume stays: it may be a copy of it.
-
-        Raises:
-            SimulationError: The disk refused it, or a file of somebody else cannot be moved away.
-        """
-        stored = next(
-            (model for model in reversed(self._models) if model.record.round <= number), None
-        )
-        if stored is None or stored.record.round != number:
-            return
-        model = self._run.step_checkpoint(number, stored.record.step)
-        beside = [body_file(model, body) for body in bodies_beside(stored.record)]
-        is_named = False
-        try:
-            for path in [path for path in (*beside, model) if path.is_file()]:
-                name = round_name(path)
-                if is_same_file(path, name):
-                    continue
-                if os.path.lexists(name):
-                    if stored.record.version not in self._made_here:
-                        continue
-                    self._set_aside(name)
-                link_or_rename(path, name)
-                is_named = True
-            if is_named:
-                sync_directory(self._run.checkpoints)
-        except OSError as error:
-            raise SimulationError(
-                f"the last model of round {number} cannot be given its name: {error}; put that "
-                "right, and go on with --resume"
-            ) from error
-        if is_named and not model.is_file():  # the file system has no hard links
-            stored.close()
-
     def superseded_bytes(self, last: int) -> int:
         """Bytes of models up to a round that need not stay once the next one is begun, at most."""
         records = [model.record for model in self._present]
@@ -498,11 +346,6 @@ class ModelStore:
             for body in bodies_beside(record)
         ]
         return sum(path.stat().st_size for path in (*paths, *beside) if path.is_file())
-
-    def present_bytes(self, round_number: int) -> int:
-        """Bytes on disk of an attempt at the next model of a round, which gives way to another."""
-        parts = self._run.checkpoints.glob(f"round-{round_number:04d}.*.tmp")
-        return sum(part.stat().st_size for part in parts if part.is_file())
 
     def _is_last(self, record: ModelRecord) -> bool:
         """Whether a model is the last of its round so far."""
@@ -538,29 +381,3 @@ class ModelStore:
         """Path of the base of an adapter, as text for a task; empty where it is still the job's."""
         base = self.beside(model, BASE)
         return "" if base is None else str(base.path)
-
-    def keep_state(self, model: Model, path: Path) -> dict[str, str]:
-        """Give the optimizer's state beside a model, if any, a second name beside another file.
-
-        Returns:
-            Digest of the state by its name, as :meth:`finish` takes it.
-        """
-        if (state := self.beside(model, OPTIMIZER)) is None:
-            return {}
-        self._run.publish(state.path, body_file(path, OPTIMIZER))
-        return {OPTIMIZER: self._models[model.version].record.optimizer_state}
-
-    def _set_aside(self, path: Path) -> None:
-        """Move a file that this run has not made out of the way: nothing of others is deleted."""
-        if not os.path.lexists(path):
-            return
-        aside = unused_name(path)
-        try:
-            path.rename(aside)
-        except OSError as error:
-            raise SimulationError(
-                f"{path} was not made by this run, going by its journal, and cannot be renamed: "
-                f"{error.strerror}; move it out of the run directory, and go on with --resume"
-            ) from error
-        warning = f"{path} was not made by this run, going by its journal; it is {aside.name} now"
-        self._context.emit(Warned(message=warning))

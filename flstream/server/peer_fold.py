@@ -27,6 +27,7 @@ from flstream.errors import (
 from flstream.runs.model_files import OPTIMIZER
 from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.collector import PROGRESS_KEY
+from flstream.server.model_writer import model_metadata
 from flstream.server.updates import inline_record
 from flstream.server.worker_handle import WorkerHandle
 from flstream.telemetry.events import Transfer, Warned
@@ -63,7 +64,7 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> FoldedMod
             _, folded = fold.fold_sound(updates, walk)
             fold.cost += sum(folded.costs.values(), start=Transfer())
             linked = time.monotonic()
-            record = fold.store.link(fold.model, round_number, path, folded.digests)
+            record = fold.writer.link(fold.model, round_number, path, folded.digests)
         except AbortedError:
             raise
         except (StreamingError, WorkerLostError) as error:
@@ -99,7 +100,7 @@ def _walk(
     task = FoldTask(
         base=str(base.path),
         path=str(path),
-        metadata=store.metadata(model, round_number),
+        metadata=model_metadata(base, round_number),
         updates=[_placed(fold, worker, update) for update in updates],
         rule=fold.rule,
         optimizer=optimizer,

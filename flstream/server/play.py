@@ -14,7 +14,7 @@ from flstream.errors import (
 from flstream.runs.site_states import state_bytes
 from flstream.server.collector import ResultCollector, SiteLost
 from flstream.server.context import ServerContext
-from flstream.server.disk import check_run
+from flstream.server.disk import check_run, present_bytes
 from flstream.server.effects import EffectFailedError, EffectJournal
 from flstream.server.model_store import ModelStore
 from flstream.server.program_view import Model
@@ -199,7 +199,7 @@ def _check_disk(
         context.run.path,
         done=done,
         stored=len(context.run.stored_rounds),
-        present=store.present_bytes(done + 1) + store.superseded_bytes(done),
+        present=present_bytes(context.run, done + 1) + store.superseded_bytes(done),
         # One for each model that stays, the one before them, and one that is being made.
         states=state_bytes(context.run, job.clients.site_names, staying + 2),
     )

@@ -22,6 +22,7 @@ from flstream.server.context import ServerContext
 from flstream.server.effects import EffectJournal
 from flstream.server.fleet import Fleet
 from flstream.server.model_store import ModelStore
+from flstream.server.model_writer import ModelWriter
 from flstream.server.received import ReceivedTensors
 from flstream.server.scoring import ScoringEffects, weighted_metrics
 from flstream.server.site_code import SiteCode
@@ -112,6 +113,7 @@ class RunState:
         context: The server.
         journal: The effects.
         store: The models.
+        writer: Makes the files of the next ones.
         update_store: The updates that are not settled yet.
         tasks: Makes the tasks of trainings.
         received: What sites have of models of which they were sent parts.
@@ -139,6 +141,7 @@ class RunState:
         self.context = context
         self.journal = journal
         self.store = store
+        self.writer = ModelWriter(context, store)
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
         self.tasks = TrainingTasks(context, store, self.update_store, self.received)
@@ -259,7 +262,7 @@ class RunState:
         """End the current round, if there is one, and tell what it cost, unless that is known."""
         totals, self.totals = self.totals, None
         if totals is not None:
-            self.store.name_round(self.round)
+            self.writer.name_round(self.round)
             simulated = None if self.clock is None else self.clock.now / NANOSECONDS
             self.emit_live(totals.finished(self.round, self.store.newest.record, simulated))
 

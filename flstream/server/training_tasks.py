@@ -18,7 +18,7 @@ from flstream.runs.model_files import CHANGES
 from flstream.runs.site_states import present_state_bytes
 from flstream.server.collector import UNLIMITED, ResultCollector
 from flstream.server.context import ServerContext
-from flstream.server.disk import check_round
+from flstream.server.disk import check_round, present_bytes
 from flstream.server.fleet import check_states_of
 from flstream.server.model_store import ModelStore
 from flstream.server.received import ReceivedTensors
@@ -110,7 +110,7 @@ class TrainingTasks:
             disk,
             context.run.path,
             number,
-            present=self._store.present_bytes(number) + self._kept_bytes(cohort),
+            present=present_bytes(context.run, number) + self._kept_bytes(cohort),
         )
         context.emit(RoundStarted(round=number, sites=cohort))
         is_durable = is_read and not training.is_started

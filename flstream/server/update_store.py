@@ -14,6 +14,7 @@ from flstream.model.source import Source
 from flstream.runs.results import UpdateRecord
 from flstream.server.context import ServerContext
 from flstream.server.model_store import ModelStore
+from flstream.server.model_writer import model_metadata
 from flstream.server.received import ReceivedTensors
 from flstream.server.stored_model import UnsoundModelError
 from flstream.server.training import SiteTraining, UpdatesToFold, UpdateWait
@@ -175,7 +176,7 @@ class UpdateStore:
     def files(self, training: SiteTraining, *, durable: bool = False) -> UpdateFiles:
         """The folder of files in which a training's updates may wait."""
         folder = self._context.run.updates(training.number)
-        metadata = self._store.metadata(training.base, training.round)
+        metadata = model_metadata(self._store.source(training.base), training.round)
         return UpdateFiles(folder, self.form_of(training), metadata, durable=durable)
 
     def form_of(self, training: SiteTraining) -> Callable[[str], UpdateForm]:

@@ -133,9 +133,8 @@ def fold(tmp_path, base):
             CodecChain(),
             base,
         )
-        store = SimpleNamespace(
-            joined=lambda model: base,
-            bodies=lambda model: [],
+        store = SimpleNamespace(joined=lambda model: base, bodies=lambda model: [])
+        writer = SimpleNamespace(
             writing=lambda *_, **__: draft,
             finish=lambda make_durable, *_: make_durable()[MAIN],
         )
@@ -143,6 +142,7 @@ def fold(tmp_path, base):
         run_state = SimpleNamespace(
             context=context,
             store=store,
+            writer=writer,
             update_store=update_store,
             tasks=None,
             private=None,
