@@ -8,21 +8,12 @@ from typing import NamedTuple
 import folding
 import numpy as np
 import pytest
+import support
 import torch
 from folding import fold, fold_into, rule_of, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    COMPLEX,
-    FLOATS,
-    FOLDED,
-    INTEGERS,
-    as_bytes,
-    assert_same_tensors,
-    cuts,
-    every_kind,
-    tensor,
-)
+from support import COMPLEX, FLOATS, FOLDED, INTEGERS, as_bytes, cuts, every_kind, tensor
 
 from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.ranked import left_out
@@ -161,13 +152,13 @@ def test_a_difference_of_integers_gives_what_the_whole_update_gives(code, aggreg
     old = {"w": torch.from_numpy(base)}
     due = fold(old, whole, aggregator.rule)
     for some in differences, [*whole[:2], *differences[2:]]:
-        assert_same_tensors(fold(old, some, aggregator.rule), due)
+        support.assert_same_tensors(fold(old, some, aggregator.rule), due)
 
 
 @every_aggregator
 def test_the_aggregate_of_one_update_is_that_update_and_bools_take_the_majority(aggregator):
     base, state = every_kind(FOLDED), shifted(every_kind(FOLDED), 2)
-    assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
+    support.assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
     rows = [[True, True, True, False], [True, True, False, False], [True, False, False, False]]
     states = [{"w": torch.tensor(row)} for row in rows]
     for some, due in ((states, [True, True, False, False]), (states[::2], [True, *[False] * 3])):
@@ -188,7 +179,7 @@ def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, seed, agg
                 numbers = torch.randn(300, generator=generator)
                 state[f"{code}.random"] = numbers.to(torch_dtype(code))
     updates = sent(states)
-    assert_same_tensors(
+    support.assert_same_tensors(
         fold(base, [updates[place] for place in order], aggregator.rule),
         fold(base, updates, aggregator.rule),
     )
@@ -243,7 +234,7 @@ def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
             if name in state
         ]
         alone = fold({name: value}, whole, aggregator.rule) if whole else {name: value}
-        assert_same_tensors({name: found[name]}, alone)
+        support.assert_same_tensors({name: found[name]}, alone)
 
 
 @every_aggregator
@@ -274,7 +265,7 @@ def test_where_it_is_allowed_a_nan_touches_no_other_element(aggregator):
     found = fold(base, sent(states), replace(aggregator.rule, on_nonfinite="allow"))
     assert found["F32.w"].isnan().nonzero().tolist() == [[7]]
     found["F32.w"][7] = clean["F32.w"][7]
-    assert_same_tensors(found, clean)
+    support.assert_same_tensors(found, clean)
 
 
 def mean_of(tensors, weights=()):

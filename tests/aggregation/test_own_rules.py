@@ -1,13 +1,11 @@
 """Rules of a workflow's and of a user's own: what they are given, and what they may return."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from folding import MemorySink, fold, sent
+from folding import MemorySink, documented, fold, sent
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.methods import OwnRule
@@ -103,7 +101,6 @@ def test_what_is_no_rule_is_refused(wrong, why):
         FoldRule(**wrong).check_count(3)
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
 RULES = """
 import numpy as np
 
@@ -159,9 +156,7 @@ def aggregate(rule):
 
 
 def test_the_documented_example_leaves_out_whoever_points_away(tmp_path):
-    block, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(block.splitlines()) <= 20
-    (tmp_path / "mine.py").write_text(block)
+    (tmp_path / "mine.py").write_text(documented(0))
     method = f"{tmp_path}/mine.py:Agreement"
     rule = OwnRule(method, {})
     assert (rule.folds, rule.weighs) == (True, True)

@@ -13,27 +13,15 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 import safetensors.torch
+import support
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    assert_same_tensors,
-    body_of,
-    entries,
-    every_kind,
-    tensor,
-    tensors_of,
-    write_shards,
-)
+from support import assert_same_tensors, body_of, entries, every_kind, tensor, tensors_of
 
 from flstream.errors import CheckpointError, LayoutError
-from flstream.model.checkpoint import (
-    FileSink,
-    FileSource,
-    open_blob,
-    unnamed_file,
-    write_checkpoint,
-)
+from flstream.model import checkpoint
+from flstream.model.checkpoint import FileSink, FileSource, unnamed_file, write_checkpoint
 from flstream.model.copy import copy
 from flstream.model.digests import body_digest
 from flstream.model.formats import open_checkpoint
@@ -131,7 +119,7 @@ def test_what_is_no_regular_file_is_no_body_of_bytes(tmp_path):
         (tmp_path / "a\0b", r"a\\x00b cannot be read: embedded null byte"),
     ):
         with pytest.raises(CheckpointError, match=sentence):
-            open_blob(path)
+            checkpoint.open_blob(path)
 
 
 def test_a_bare_file_is_resumed_whatever_is_there_and_has_its_own_length(tmp_path):
@@ -261,7 +249,7 @@ def test_shards_are_one_body_of_what_the_index_names_also_in_a_download_cache_of
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "main"
     blobs.mkdir()
     snapshot.mkdir(parents=True)
-    path = snapshot / write_shards(blobs, every_kind()).name
+    path = snapshot / support.write_shards(blobs, every_kind()).name
     for number, shard in enumerate(sorted(blobs.iterdir())):
         shutil.move(shard, blobs / f"digest{number}")
         (snapshot / shard.name).symlink_to(f"../../blobs/digest{number}")

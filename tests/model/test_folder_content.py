@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 import flstream
-from flstream.model.folder_content import (
-    copy_folder,
-    folder_bytes,
-    folder_digest,
-    sync_folder,
-)
+from flstream.model.folder_content import copy_folder, folder_bytes, folder_digest, sync_folder
 
 
 def fill(folder: Path) -> Path:

@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.model.random_numbers import (
-    exponentials,
-    laplaces,
-    logarithms,
-    normals,
-    stream_key,
-    uniforms,
-    words,
-)
+from flstream.model import random_numbers
+from flstream.model.random_numbers import laplaces, normals, stream_key, uniforms, words
 
 KEY = stream_key(7, "noise", "layer.weight")
 KINDS = (words, uniforms, normals, laplaces)
@@ -52,8 +45,10 @@ def test_normal_and_laplace_numbers_are_the_quantiles_of_the_uniform_ones():
     assert abs((drawn**4).mean() - 3) < 4 * math.sqrt(96 / MANY)
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 4 / math.sqrt(MANY)
     numbers = np.linspace(-700, 700, 20_001)
-    np.testing.assert_allclose(exponentials(numbers), np.exp(numbers), rtol=4e-16)
-    np.testing.assert_allclose(logarithms(np.exp(numbers)), numbers, rtol=4e-16, atol=4e-16)
+    np.testing.assert_allclose(random_numbers.exponentials(numbers), np.exp(numbers), rtol=4e-16)
+    np.testing.assert_allclose(
+        random_numbers.logarithms(np.exp(numbers)), numbers, rtol=4e-16, atol=4e-16
+    )
 
 
 def test_uniform_numbers_lie_between_zero_and_one_and_evenly():

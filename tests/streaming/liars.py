@@ -83,38 +83,10 @@ FRAMES: dict[str, Callable[[int, int, bytes], bytes]] = {
 """What a sender sends in place of a frame."""
 
 
-class Liar:
-    """A peer that says something on a thread of its own, until either side ends it."""
+class Sender:
+    """A sender that does what a case of SENDERS says, on a thread, until either side ends it.
 
-    def __init__(self, sock: socket.socket, say: Callable[[socket.socket], None]) -> None:
-        self._sock = sock
-        self._thread = threading.Thread(target=self._run, args=(say,), name="liar", daemon=True)
-        self._thread.start()
-
-    def _run(self, say: Callable[[socket.socket], None]) -> None:
-        with suppress(Exception):  # the other side is gone
-            say(self._sock)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._sock.close()
-
-
-class Sender(Liar):
-    """A sender that answers.
-
-    Args:
-        sock: Its end of the connection.
-        case: What it does: see :data:`SENDERS`.
-        nbytes: Length of the body that it has.
-        again: What it sends without end, once it is asked for the layout or for bytes.
-        layout: Layout that it states.
-        reason: Why it refuses.
-
-    Attributes:
-        told: How the receiver closed the download, once it has.
+    Chatter sends `again` without end. In `told` is how the receiver closed the download.
     """
 
     def __init__(
@@ -128,15 +100,23 @@ class Sender(Liar):
         reason: str = "no",
     ) -> None:
         self.told: Queue[tuple[bool, str]] = Queue()
-        self._case = case
+        self._sock, self._case = sock, case
         self._opened = {"layout": layout or layout_of(("w", 0, nbytes)), **OPENED.get(case, {})}
         self._refusal = {"reason": "it was changed" if case == "a change at the end" else reason}
         self._again = again * (1 + (64 << 10) // len(again))
-        super().__init__(sock, self._say)
+        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
+        self._thread.start()
 
-    def _say(self, sock: socket.socket) -> None:
-        for packet in self._packets(sock):
-            sock.sendall(packet)
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _run(self) -> None:
+        with suppress(Exception):  # the other side is gone
+            for packet in self._packets(self._sock):
+                self._sock.sendall(packet)
 
     def _packets(self, sock: socket.socket) -> Iterator[bytes]:
         case, under_way = self._case, 0

@@ -11,21 +11,9 @@ from support import assert_same_tensors, tensor
 
 from flstream.errors import AbortedError, LayoutError, RefusedError
 from flstream.model.layout import Layout
-from flstream.streaming import (
-    Limits,
-    Signal,
-    StreamSettings,
-    TensorSpec,
-    add_blob,
-    add_file,
-    add_tensors,
-    download_blob,
-    download_file,
-    download_specs,
-    download_tensors,
-    wire,
-)
-from flstream.streaming.wire import MAX_SPECS
+from flstream.streaming import Signal, TensorSpec, add_blob, add_file, add_tensors, wire
+from flstream.streaming.api import download_blob, download_file, download_specs, download_tensors
+from flstream.streaming.settings import Limits, StreamSettings
 
 MODEL = OrderedDict(
     (name, tensor(code, shape, seed=len(name)))
@@ -160,13 +148,13 @@ def test_more_ranges_than_a_request_has_are_fetched_by_several(harness, monkeypa
 
 
 def test_more_tensors_than_a_request_has_are_looked_up_by_several(harness):
-    specs = [TensorSpec(f"t{number}", number) for number in range(MAX_SPECS + 1)]
+    specs = [TensorSpec(f"t{number}", number) for number in range(wire.MAX_SPECS + 1)]
     for number, spec in enumerate(specs):
         tensors = {spec.tensor_name: torch.tensor(number)}
         add_tensors(harness.service, tensors, ["site-1"], round=number)
     signal, receiver = Signal(), harness.receiver()
     _, got = download_specs(receiver, specs, abort_signal=signal)
-    assert [int(value) for value in got.values()] == list(range(MAX_SPECS + 1))
+    assert [int(value) for value in got.values()] == list(range(wire.MAX_SPECS + 1))
     signal.set()
     with pytest.raises(AbortedError):
         download_specs(receiver, specs, abort_signal=signal)

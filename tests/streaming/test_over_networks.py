@@ -19,22 +19,11 @@ from packets import BrokenError, greeting, message, read_packet
 
 from flstream.errors import ChannelClosedError
 from flstream.job.network_section import NetworkLink
-from flstream.streaming import (
-    Channel,
-    DownloadService,
-    Receiver,
-    Signal,
-    StartToken,
-    StreamSettings,
-    add_tensors,
-    connect,
-    connection,
-    download_tensors,
-    listen,
-)
+from flstream.streaming import Channel, DownloadService, Receiver, Signal, StartToken, connection
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming import service as service_module
-from flstream.streaming.settings import stream_settings
+from flstream.streaming.api import add_tensors, connect, download_tensors, listen
+from flstream.streaming.settings import StreamSettings, stream_settings
 from flstream.transport.channel import SMALL_BUFFER
 from flstream.transport.link import LinkRelay
 

@@ -25,18 +25,9 @@ from flstream.errors import LayoutError, PayloadError
 from flstream.model.copy import copy
 from flstream.model.dtypes import BY_CODE, numpy_dtype
 from flstream.model.memory import MemoryBody
+from flstream.streaming import Decomposer, Registry, default_registry
 from flstream.streaming.api import add_payload, download_payload
-from flstream.streaming.payload import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    NODE_BYTES,
-    Decomposer,
-    Registry,
-    default_registry,
-    pack,
-    payload_body,
-    unpack,
-)
+from flstream.streaming.payload import MAX_BYTES, MAX_DEPTH, NODE_BYTES, pack, payload_body, unpack
 
 
 @default_registry.register_enum

@@ -24,15 +24,8 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import (
-    Channel,
-    DownloadService,
-    Limits,
-    Outcome,
-    Ref,
-    connection,
-    download_tensors,
-)
+from flstream.streaming import Channel, DownloadService, Limits, Outcome, Ref, connection
+from flstream.streaming.api import download_tensors
 from flstream.streaming.download import RemoteSource
 
 NAMES = ["site-1", "site-2", "site-3"]

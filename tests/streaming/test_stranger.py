@@ -10,22 +10,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import packets
 import pytest
 import stranger
 import torch
 from harness import Harness
-from packets import (
-    FRAME,
-    MESSAGE,
-    BrokenError,
-    FailedError,
-    Packet,
-    exactly,
-    greeting,
-    message,
-    packed,
-    read_packet,
-)
+from packets import FRAME, MESSAGE, BrokenError, FailedError, Packet, greeting, message, packed
 from stranger import RefusedError, Stranger
 from support import as_bytes, every_kind
 
@@ -88,7 +78,7 @@ def assert_same(received: dict[str, stranger.Tensor], expected: Mapping[str, tor
 def said_to(sock: socket.socket) -> Iterator[Packet]:
     with suppress(BrokenError):
         while True:
-            yield read_packet(sock)
+            yield packets.read_packet(sock)
 
 
 def nth_frame(*numbers: int) -> Callable[[Packet], bool]:
@@ -341,7 +331,7 @@ def test_who_cannot_prove_a_key_for_this_is_closed_without_a_word(sender: Sender
     for replayed in (False, True):
         with socket.create_connection(("127.0.0.1", int(place[10:])), SECONDS) as sock:
             sock.sendall(own)
-            theirs = exactly(sock, 32)
+            theirs = packets.exactly(sock, 32)
             first = first or stranger.proof(key, b"dials", own, theirs)
             sock.sendall(first)
             expected = stranger.proof(key, b"accepts", own, theirs)

@@ -14,22 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flstream.errors import SimulationError
+from flstream.telemetry import events
 from flstream.telemetry.event_log import EventLog, WholeLines
-from flstream.telemetry.events import (
-    NO_CHECK,
-    AnyEvent,
-    Evaluated,
-    LiveEvent,
-    RunFinished,
-    Transfer,
-    Warned,
-    checks_of,
-    decode_event,
-    encode_lines,
-)
 
-STOPPED = RunFinished(status="stopped")
-KINDS = [kind for kind in get_args(AnyEvent) if kind not in get_args(LiveEvent)]
+STOPPED = events.RunFinished(status="stopped")
+KINDS = [kind for kind in get_args(events.AnyEvent) if kind not in get_args(events.LiveEvent)]
 PLAIN = {
     bool: st.booleans(),
     str: st.text(),
@@ -65,8 +54,8 @@ def values(kind: Any, plain: Mapping[Any, Any] = PLAIN) -> st.SearchStrategy[Any
 @given(st.data())
 def test_an_event_comes_back_as_it_was_from_one_line(kind, data):
     event = data.draw(values(kind))
-    [line] = encode_lines([event]).splitlines()
-    assert decode_event(line) == event
+    [line] = events.encode_lines([event]).splitlines()
+    assert events.decode_event(line) == event
 
 
 NOT_FINITE = {**PLAIN, float: st.sampled_from([0.5, math.nan, math.inf, -math.inf])}
@@ -79,50 +68,52 @@ def test_a_line_with_a_number_that_is_not_finite_can_be_read_or_is_not_written(k
     event = data.draw(values(kind, NOT_FINITE))
     event.time = 1.5
     try:
-        [line] = encode_lines([event]).splitlines()
+        [line] = events.encode_lines([event]).splitlines()
     except SimulationError:
         return
-    decode_event(line)
+    events.decode_event(line)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_event_that_must_have_a_finite_number_is_refused_by_name(bad, path):
     with EventLog(path) as log, pytest.raises(SimulationError, match=r"an event warned .*\.time"):
-        log.write(Warned(time=bad, message="why"))
+        log.write(events.Warned(time=bad, message="why"))
     assert path.read_bytes() == b""
 
 
 def test_a_flipped_bit_changes_no_event_in_silence():
-    event = Evaluated(round=3, metrics={"loss": 0.98}, seconds=1.5, down=Transfer(), version=3)
-    line = encode_lines([event])
+    event = events.Evaluated(
+        round=3, metrics={"loss": 0.98}, seconds=1.5, down=events.Transfer(), version=3
+    )
+    line = events.encode_lines([event])
     for place in range(8 * len(line)):
         flipped = bytearray(line)
         flipped[place // 8] ^= 1 << place % 8
         try:
-            decoded = decode_event(bytes(flipped))
+            decoded = events.decode_event(bytes(flipped))
         except ValueError:
             continue
         assert decoded == event, flipped
 
 
 def test_a_line_ends_with_the_check_of_the_line_before_and_its_own():
-    events = [RunFinished(status="stopped", error=text) for text in ("", "why", "}")]
-    first, second, third = encode_lines(events).splitlines()
-    assert first + b"\n" == encode_lines(events[:1])
-    assert third + b"\n" == encode_lines(events[2:], json.loads(second)["check"].encode())
-    assert checks_of(first) == (NO_CHECK, json.loads(second)["follows"].encode())
-    assert checks_of(second[-60:] + b"\n") == checks_of(second)
+    written = [events.RunFinished(status="stopped", error=text) for text in ("", "why", "}")]
+    first, second, third = events.encode_lines(written).splitlines()
+    assert first + b"\n" == events.encode_lines(written[:1])
+    assert third + b"\n" == events.encode_lines(written[2:], json.loads(second)["check"].encode())
+    assert events.checks_of(first) == (events.NO_CHECK, json.loads(second)["follows"].encode())
+    assert events.checks_of(second[-60:] + b"\n") == events.checks_of(second)
     plain = {key: value for key, value in json.loads(second).items() if key != "check"}
     for line in (json.dumps(plain).encode(), second[:-2], b"", b'"}'):
-        assert checks_of(line) is None
+        assert events.checks_of(line) is None
         with pytest.raises(msgspec.DecodeError):
-            decode_event(line)
+            events.decode_event(line)
 
 
 @given(st.binary(max_size=60))
 def test_junk_is_not_an_event(line):
     with pytest.raises(msgspec.DecodeError):
-        decode_event(line)
+        events.decode_event(line)
 
 
 @pytest.fixture
@@ -132,12 +123,12 @@ def path(tmp_path):
 
 @given(st.binary(max_size=200_000), st.integers(0, 3))
 def test_a_torn_last_line_is_cut_off_before_anything_is_added(path, tail, count):
-    whole = encode_lines([STOPPED] * count)
+    whole = events.encode_lines([STOPPED] * count)
     path.write_bytes(whole + tail.replace(b"\n", b" "))
     with EventLog(path) as log:
         assert path.read_bytes() == whole
         log.write(STOPPED)
-    assert path.read_bytes() == encode_lines([STOPPED] * (count + 1))
+    assert path.read_bytes() == events.encode_lines([STOPPED] * (count + 1))
 
 
 def test_a_durable_event_is_synced_and_another_is_not(path, monkeypatch):
@@ -147,7 +138,7 @@ def test_a_durable_event_is_synced_and_another_is_not(path, monkeypatch):
         log.write(STOPPED)
         assert synced == []
         log.write(STOPPED, durable=True)
-        assert synced == [encode_lines([STOPPED] * 2)]
+        assert synced == [events.encode_lines([STOPPED] * 2)]
 
 
 def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypatch):
@@ -161,19 +152,19 @@ def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypat
             with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No space"):
                 log.write(STOPPED, durable=True)
         # It is there at once: a crash now would lose nothing.
-        assert path.read_bytes() == encode_lines([STOPPED])
+        assert path.read_bytes() == events.encode_lines([STOPPED])
         log.write(STOPPED)
-    assert path.read_bytes() == encode_lines([STOPPED] * 2)
+    assert path.read_bytes() == events.encode_lines([STOPPED] * 2)
     with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No such file"):
         EventLog(path.parent / "nowhere" / "events.jsonl")
 
 
 def test_a_journal_that_was_removed_takes_no_more_events(path):
     with EventLog(path) as log:
-        log.write(Warned(message="one"))
+        log.write(events.Warned(message="one"))
         path.unlink()
         with pytest.raises(SimulationError, match="it was removed while the run went on; put"):
-            log.write(Warned(message="two"))
+            log.write(events.Warned(message="two"))
 
 
 def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(path):
@@ -183,7 +174,7 @@ def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
         try:
             with pytest.raises(SimulationError, match="File too large"):
-                log.write(RunFinished(status="stopped", error="x" * 1000))
+                log.write(events.RunFinished(status="stopped", error="x" * 1000))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert path.read_bytes() == b""

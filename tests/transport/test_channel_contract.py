@@ -18,12 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import (
-    AbortedError,
-    ChannelClosedError,
-    DeadlineError,
-    ProtocolError,
-)
+from flstream.errors import AbortedError, ChannelClosedError, DeadlineError, ProtocolError
 from flstream.job.network_section import NetworkLink
 from flstream.transport.channel import Channel, Deadline, Signal, pipe
 from flstream.transport.link import LinkRelay

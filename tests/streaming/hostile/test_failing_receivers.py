@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from flstream.errors import CheckpointError, LayoutError, PayloadError
-from flstream.streaming import (
-    StreamSettings,
-    add_payload,
-    add_tensors,
-    download_file,
-    download_payload,
-    download_tensors,
-)
+from flstream.streaming import StreamSettings, add_payload, add_tensors
+from flstream.streaming.api import download_file, download_payload, download_tensors
 
 MIB = 1 << 20
 QUICK = StreamSettings(chunk_size=1 << 16, request_timeout=30)
