@@ -99,10 +99,8 @@ def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
 @given(count=st.integers(1, 9), elements=st.sampled_from([1, 60]), seed=st.integers(0, 999))
 @settings(max_examples=8)
-def test_floats_are_the_definition_in_float64_rounded_once(
-    code, params_type, aggregator, count, elements, seed
-):
-    check_floats(code, params_type, aggregator, count, elements, seed)
+def test_floats_are_the_definition_rounded_once(code, params_type, aggregator, **drawn):
+    check_floats(code, params_type, aggregator, **drawn)
 
 
 @every_aggregator
@@ -218,9 +216,7 @@ NAMES = sorted(every_kind(FOLDED))
     params_type=st.sampled_from(["FULL", "DIFF"]),
 )
 @settings(max_examples=settings.default.max_examples // 2)
-def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
-    having, step, params_type, aggregator
-):
+def test_each_tensor_is_folded_as_if_only_its_senders_were(having, step, params_type, aggregator):
     base = every_kind(FOLDED)
     states = [
         {name: shifted(base, seed)[name] for name in names} for seed, names in enumerate(having)

@@ -76,9 +76,7 @@ def test_an_adaptive_norm_follows_the_papers_algorithm_step_by_step():
         due = due * np.exp(-rate * (fraction - quantile))
         norm = adaptive.after(norm, cohort, int((norms > norm).sum()), noise)
         assert norm == pytest.approx(due, rel=1e-9)
-
-
-def test_sites_that_sent_nothing_move_an_adaptive_norm_neither_up_nor_down():
+    # Sites that sent nothing move it neither up nor down.
     adaptive = AdaptiveNorm(0.5, 0.2, 10, 0.0)
     assert adaptive.after(2.0, 0, 0, 0.0) == 2.0
     assert adaptive.after(2.0, 4, 2, 0.0) == 2.0
@@ -135,19 +133,16 @@ def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
         assert (as_bytes(found[name]) != as_bytes(value)) == bool(is_noised), name
 
 
-def test_noise_comes_before_the_server_optimizer():
-    base, updates = {"w": torch.zeros(100)}, sent([{"w": torch.full((100,), 0.01)}])
-    rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
-    found, _ = step_of(optimizer, base, updates, rule=rule)
-    assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
-
-
-def test_the_noise_follows_from_the_name_of_the_fold_alone():
+def test_noise_follows_from_the_folds_name_alone_and_comes_before_the_optimizer():
     base = {"w": torch.zeros(1000, dtype=torch.float64)}
     first, other = (fold(base, [], private(1.0, 2, 1.0, name))["w"] for name in ("a", "b"))
     again = fold(base, sent([base]), private(9.0, 3, 1.0, "a"))
     assert_same_tensors(again, {"w": first})
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.15
+    base, updates = {"w": torch.zeros(100)}, sent([{"w": torch.full((100,), 0.01)}])
+    rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
+    found, _ = step_of(optimizer, base, updates, rule=rule)
+    assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
 
 
 def numbers(name, count, first=0):

@@ -32,8 +32,7 @@ def joint(seed):
 
 UPDATES = sent([joint(i) for i in (1, 2, 3)], [1.0, 2.0, 3.0])
 RULE = AggregationRule(
-    bodies=["control"],
-    fold_rules={"control": FoldRule(weights=1.0, scale=0.25, base="zero")},
+    bodies=["control"], fold_rules={"control": FoldRule(weights=1.0, scale=0.25, base="zero")}
 )
 
 

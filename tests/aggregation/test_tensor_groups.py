@@ -116,7 +116,7 @@ def test_a_function_combines_each_tensor_by_itself(tmp_path):
         assert torch.equal(found[name], max((s[name] for s in STATES), key=torch.linalg.norm))
 
 
-def test_an_update_may_lack_tensors_and_what_nobody_has_sent_stays(tmp_path):
+def test_an_update_may_lack_tensors_what_nobody_sent_stays_and_a_change_is_noticed(tmp_path):
     base, code = state(0), Products()
     parts = [{"a.A": s["a.A"], "a.B": s["a.B"], "rest": s["rest"]} for s in STATES[:2]]
     found, numbers = fold_groups(tmp_path, base, whole(parts, partial=True), code)
@@ -124,9 +124,6 @@ def test_an_update_may_lack_tensors_and_what_nobody_has_sent_stays(tmp_path):
     assert torch.equal(found["b.B"], base["b.B"])
     assert not torch.equal(found["a.A"], base["a.A"])
     assert numbers == {"groups": 1.0}
-
-
-def test_a_change_is_noticed_in_groups_too(tmp_path):
     base = state(0)
     updates = whole([base, {**base, "a.A": base["a.A"] + 1}])
     fold_groups(tmp_path, base, updates, Products())

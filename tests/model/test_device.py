@@ -58,16 +58,13 @@ def test_ranges_may_be_committed_in_any_order(device):
     assert into["w"].tolist() == [1] * 16 + [2] * 48
 
 
-def test_a_change_during_an_offer_is_noticed(device):
+def test_a_change_is_noticed_and_what_cannot_be_received_into_refused(device):
     weight = torch.zeros(8)
     assert tensor_view.is_elsewhere(weight)
     body = MemoryBody.of({"w": weight})
     assert body.changed() is None
     weight += 1
     assert "tensor 'w' was changed" in body.changed()
-
-
-def test_what_cannot_be_received_into_is_refused(device):
     with pytest.raises(LayoutError, match=r"'w' is not contiguous"):
         MemoryBody.over({"w": torch.zeros(4, 6).t()})
     with pytest.raises(LayoutError, match="'w' is lazily conjugated or negated"):

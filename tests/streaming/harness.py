@@ -36,11 +36,6 @@ class Watch:
 
     Each function gets the number of a frame, from 1 up, or what a reply says; and the packet to be
     changed in place: damaged, or cleared and so lost.
-
-    Attributes:
-        frames: the frames that the sender sent.
-        requests: what the receiver sent.
-        connections: number of connections so far.
     """
 
     def __init__(self, on_frame: OnFrame, on_reply: OnReply) -> None:

@@ -37,6 +37,8 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
         assert download_file(harness.receiver("other"), ref.id, path)[0].ok
         ref = add_file(harness.service, path, ["site-1", "other"])
     status, got = download_tensors(harness.receiver(), ref.id, select=names, max_chunk_size=size)
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(status)  # it is the opposite in NVFlare
     assert list(got) == names
     assert_same_tensors(got, {name: MODEL[name] for name in names})
     assert status.cost.bytes == sum(MODEL[name].nbytes for name in names)
@@ -45,13 +47,6 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
     assert ref.outcome is None
     assert download_tensors(harness.receiver("other"), ref.id)[0].ok
     assert ref.wait(10).ok
-
-
-def test_a_status_is_no_truth_value_since_it_is_the_opposite_in_nvflare(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    status, _ = download_tensors(harness.receiver(), ref.id)
-    with pytest.raises(TypeError, match="neither true nor false"):
-        bool(status)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +86,7 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
     report = TensorSpec("w", 2, tags=("trained",), report=True)
     assert download_specs(harness.receiver(), [report])[1]["w"].all()
     for spec, sentence in [
-        (
-            TensorSpec("w", 3, tags=("trained",)),
-            "no tensor 'w' of round 3 and the tags trained",
-        ),
+        (TensorSpec("w", 3, tags=("trained",)), "no tensor 'w' of round 3 and the tags trained"),
         (TensorSpec("b.weight", 3, tags=("trained",)), "no tensor 'b.weight' of round 3"),
         (TensorSpec("w"), "no tensor 'w' of round 0 is on offer by server"),
     ]:
@@ -197,8 +189,12 @@ def test_a_callback_that_raises_harms_nobody(harness, capfd):
     assert "in the callback" in capfd.readouterr().err
 
 
-def offers(tensors=MODEL, **options):
-    return lambda harness: add_tensors(harness.service, tensors, ["site-1"], **options)
+def offers(tensors=MODEL, receivers=("site-1", "site-2", "site-3"), **options):
+    return lambda harness: add_tensors(harness.service, tensors, receivers, **options)
+
+
+def waits(*how):
+    return lambda harness: offers()(harness).wait(*how)
 
 
 def downloads(**options):
@@ -219,6 +215,8 @@ NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags=\(text,\)\)"
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (offers(receivers="site-1"), "receivers is the text 'site-1'; give a list"),
+        (offers(receivers=[None]), "receivers are .None.; give their names"),
         (offers(on_settled=3), "on_settled is 3; give a function"),
         (offers(round="7"), "round is '7'; give a whole number"),
         (offers(tags="agg"), "tags are 'agg'; give a list of texts"),
@@ -246,14 +244,17 @@ NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags=\(text,\)\)"
         (sets(request_timeout="5"), "request_timeout is '5'; give seconds above 0"),
         (sets(request_timeout=10**400), "give seconds above 0"),
         (sets(ping_after=-1.0), "ping_after is -1.0"),
+        *((waits(timeout), "a timeout of") for timeout in (float("nan"), "x")),
+        *(
+            (waits(0, quorum), f"a quorum of {quorum!r} cannot be had of 3 receivers")
+            for quorum in (0, -1, 4, True, 1.0, "2")
+        ),
+        *(
+            (lambda _, most=most: Limits(most), f"scratch_bytes is {most!r}; give a whole number")
+            for most in (None, "x", 0, -1, 1.5, True)
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(harness, call, sentence):
     with pytest.raises((ValueError, TypeError, LayoutError), match=sentence):
         call(harness)
-
-
-@pytest.mark.parametrize("value", [None, "x", 0, -1, 1.5, True])
-def test_limits_that_are_none_are_refused(value):
-    with pytest.raises(ValueError, match=f"scratch_bytes is {value!r}; give a whole number from 1"):
-        Limits(scratch_bytes=value)

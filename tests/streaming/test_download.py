@@ -24,9 +24,7 @@ from flstream.telemetry.events import Transfer
 @given(entries(), st.integers(0, 40).map(lambda count: 16 * count))
 @example([], 0)
 @example([("empty", "F32", (0,))], 0)
-def test_every_tensor_arrives_bit_by_bit_in_one_request_and_frames_as_promised(
-    given_entries, chunk_size
-):
+def test_every_bit_arrives_by_one_request_in_frames_as_promised(given_entries, chunk_size):
     tensors = {name: tensor(code, shape) for name, code, shape in given_entries}
     body, how = MemoryBody.of(tensors), StreamSettings(chunk_size, 30)
     with open_harness() as harness:
@@ -55,9 +53,7 @@ def test_every_tensor_arrives_bit_by_bit_in_one_request_and_frames_as_promised(
     ],
     ids=["64 KiB", "in two frames", "more", "more, in many frames", "nothing", "native"],
 )
-def test_what_has_64_kib_comes_with_its_layout_and_the_rest_by_one_request(
-    harness, nbytes, settings, fetches, frames
-):
+def test_64_kib_come_with_the_layout_more_by_a_request(harness, nbytes, settings, fetches, frames):
     receiver, watch = harness.watched()
     body = MemoryBody.of({"w": np.full(nbytes, 7, np.uint8)})
     sink, cost, ref = harness.fetched(body, settings, receiver=receiver)

@@ -69,14 +69,10 @@ def test_frames_come_encoded_to_those_who_can_give_them_back(harness):
     assert cost.bytes == ref.deliveries["site-1"].bytes == expected
 
 
-def no_smaller(data, start, stop):
-    return bytes(data)
-
-
-@pytest.mark.parametrize(("encode", "decodes"), [(no_smaller, True), (halved, False)])
-def test_frames_come_as_they_are_to_others_and_where_they_would_be_no_smaller(
-    harness, encode, decodes
-):
+@pytest.mark.parametrize(
+    ("encode", "decodes"), [(lambda data, *_: bytes(data), True), (halved, False)]
+)
+def test_frames_come_as_they_are_to_others_and_where_that_is_no_longer(harness, encode, decodes):
     _, watch, _ = fetched(harness, Halving(encode), decodes=decodes)
     assert {frame.kind for frame in watch.frames} == {FRAME}
 

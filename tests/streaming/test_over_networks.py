@@ -56,9 +56,7 @@ def test_a_receiver_stays_declared_for_a_while_after_its_last_connection(tcp, mo
         assert download_tensors(receiver, add_tensors(service, MODEL, ["site-1"]).id)[0].ok
 
 
-def test_a_receiver_that_gives_no_sign_of_life_is_dropped_and_one_that_beats_is_not(
-    tcp, monkeypatch
-):
+def test_a_receiver_without_a_sign_of_life_is_dropped_and_one_that_beats_is_not(tcp, monkeypatch):
     monkeypatch.setattr(connection, "SILENT_SECONDS", 0.6)
     monkeypatch.setattr(service_module, "RECONNECT_SECONDS", 0.1)
     monkeypatch.setattr(receiver_module, "BEAT_SECONDS", 0.1)

@@ -3,9 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packets import message
 
 from flstream.errors import BrokenStreamError, ProtocolError
 from flstream.streaming import wire
+from flstream.transport.channel import Deadline, pipe
 
 tokens = st.binary(min_size=wire.TOKEN_BYTES, max_size=wire.TOKEN_BYTES)
 numbers = st.integers(0, 2**32 - 1)
@@ -57,3 +59,28 @@ def test_a_damaged_message_gives_a_request_or_a_protocol_error(request, place, d
     except ProtocolError:
         return
     wire.pack_message(wire.Refused(read.number, "no"))
+
+
+class Interrupted(Exception):  # noqa: N818
+    pass
+
+
+@pytest.mark.parametrize("cut", range(0, wire.HEADER_BYTES, 7))
+def test_a_reader_that_is_interrupted_in_a_header_goes_on_where_it_was(cut):
+    ours, theirs = pipe("server", "site-1")
+    packets = [message("Pong", number) for number in (1, 2)]
+    reader = wire.PacketReader(theirs, "server")
+
+    def interrupt():
+        raise Interrupted
+
+    ours.send([memoryview(packets[0][:cut])] if cut else [], Deadline(5))
+    with pytest.raises(Interrupted):
+        reader.header(interrupt)
+    ours.send([memoryview(packets[0][cut:] + packets[1])], Deadline(5))
+    for number in (1, 2):
+        header = reader.header(interrupt)
+        assert header.number == number
+        reader.message(header, 1000, interrupt)
+    ours.close()
+    theirs.close()

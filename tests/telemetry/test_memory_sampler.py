@@ -1,8 +1,9 @@
-"""The sampler sees every process's peak, and its lines can be read."""
+"""The sampler sees every process's peak, and its lines can be read; the machine is described."""
 
 import math
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from multiprocessing import get_context
 
 import msgspec
 
+import flstream
 from flstream.telemetry import memory
+from flstream.telemetry.machine import machine_facts
 from flstream.telemetry.memory import MemorySampler, NodeMemory, ProcessMemory, Sample
 
 MIB = 1 << 20
@@ -127,9 +130,7 @@ def test_what_a_process_says_of_itself_counts_if_it_is_more():
         sampler.note("site-1", peak_rss=700)
     assert (before["site-1"].idle_rss, before["site-1"].peak_rss) == (10, 500)
     assert [peak.peak_rss for peak in sampler.peaks().values()] == [700]
-
-
-def test_a_peak_over_idle_is_never_below_nothing():
+    # A peak over idle is never below nothing.
     for idle, peak, over in ((100, 130, 30), (100, 90, 0), (0, 90, 0)):
         assert ProcessMemory(idle_rss=idle, peak_rss=peak).over_idle == over
     assert MIB < memory.own_rss() <= memory.own_peak_rss() + MIB
@@ -167,3 +168,14 @@ def test_what_nodes_took_together_counts_and_not_what_one_took_that_came_later()
         "site-1": "one",
         "site-2": "two-2",
     }
+
+
+def test_the_machine_and_the_versions_are_those_of_this_process():
+    facts = machine_facts()
+    assert facts["flstream"] == flstream.__version__
+    assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "safetensors"} <= facts.keys()
+    assert re.fullmatch(
+        rf"{len(os.sched_getaffinity(0))} cores, \d+ GiB of memory", facts["machine"]
+    )
+    assert facts["system"].startswith("Linux ")

@@ -66,9 +66,7 @@ def anywhere(request):
         yield listening
 
 
-def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_dismissed(
-    anywhere,
-):
+def test_a_key_lets_its_process_in_by_its_name_until_it_is_dismissed(anywhere):
     listening = anywhere
     other = listening.listener.admit("site-2", role="agent")
     keys = (listening.token, "receiver", "site-1"), (other, "agent", "site-2")
