@@ -77,7 +77,6 @@ def sent(states: Sequence[State], weights=(), params_type="FULL", partial=False)
 def fold_into(
     base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None
 ) -> tuple[MemorySink, str]:
-    """The sink of the next model, and its digest."""
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
     digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)
@@ -85,12 +84,10 @@ def fold_into(
 
 
 def fold(base: State, updates, rule=None, **how) -> dict[str, torch.Tensor]:
-    """The next model, as tensors."""
     return fold_into(base, updates, rule, **how)[0].tensors
 
 
 def step_of(optimizer, base: State, updates, state=None, rule=None, step=1 << 20):
-    """The next model that a server optimizer makes, and its state."""
     layout = MemoryBody.of(base).layout
     out = MemorySink(state_layout(optimizer.moments, layout, rule or AggregationRule()))
     optimization = Optimization(optimizer, state, out)

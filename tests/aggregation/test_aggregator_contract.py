@@ -36,7 +36,6 @@ class Aggregator(NamedTuple):
 
 
 def weighted_mean(values: Array, weights: Array) -> Array:
-    """The sum of the values times their weights, by the sum of the weights."""
     return (values * weights[:, None]).sum(axis=0) / weights.sum()
 
 
@@ -110,7 +109,6 @@ def test_and_so_are_those_of_more_than_a_block(params_type, aggregator):
 
 
 def check_floats(code, params_type, aggregator, count, elements, seed):
-    """Compare the aggregate of updates of one tensor with its definition, to the bit."""
     base = {"w": tensor(code, (elements,), seed)}
     states = [{"w": tensor(code, (elements,), seed + 1 + i)} for i in range(count)]
     old = parts(base["w"]) if params_type == "DIFF" else 0

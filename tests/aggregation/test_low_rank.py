@@ -217,7 +217,6 @@ def factors(outputs, inputs, rank=3):
 
 
 def merged(tmp_path, base, residual, scaling):
-    """The tensors of a base with a residual, and the digest that was returned."""
     save_file(base, tmp_path / "base.safetensors")
     save_file(residual, tmp_path / "residual.safetensors")
     files = [FileSource(tmp_path / f"{name}.safetensors") for name in ("base", "residual")]

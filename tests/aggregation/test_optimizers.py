@@ -27,7 +27,6 @@ def moved(state, by):
 
 
 def run(optimizer, base, deltas, step):
-    """Some rounds, each with the state of the last."""
     model, state = base, None
     for delta in deltas:
         updates = sent([moved(model, delta), model])
@@ -128,7 +127,12 @@ def test_what_nobody_sends_keeps_its_value_and_its_state():
         assert not torch.equal(before[f"{moment}.b"], after[f"{moment}.b"])
 
 
-def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
+def test_only_aggregated_floats_have_a_state_and_that_of_another_optimiser_is_refused():
+    momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
+    base = {"w": torch.zeros(2)}
+    _, other = step_of(momentum, base, sent([base]))
+    with pytest.raises(CheckpointError, match=r"fedadam .*'second_moment.w' is missing"):
+        step_of(OPTIMIZER, base, sent([base]), other)
     layout = MemoryBody.of(every_kind(FOLDED)).layout
     state = state_layout(OPTIMIZER.moments, layout, AggregationRule(exclude=["scalar", "empty"]))
     wide = {"F64": "F64", "C64": "C64"}
@@ -137,14 +141,6 @@ def test_only_aggregated_floats_have_a_state_and_in_float32_at_least():
         for moment in ("momentum", "second_moment")
         for code in (*FLOATS, *COMPLEX)
     }
-
-
-def test_a_state_of_another_model_or_optimiser_is_refused_by_tensor():
-    momentum = ServerOptimizer("fedavgm", 0.1, 0.9, 0.99, 1e-3)
-    base = {"w": torch.zeros(2)}
-    _, other = step_of(momentum, base, sent([base]))
-    with pytest.raises(CheckpointError, match=r"fedadam .*'second_moment.w' is missing"):
-        step_of(OPTIMIZER, base, sent([base]), other)
 
 
 def test_the_job_files_defaults_are_the_papers_and_a_step_of_one_without_momentum_is_none():

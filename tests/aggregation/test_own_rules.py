@@ -36,13 +36,16 @@ RULE = AggregationRule(
 )
 
 
-def test_a_body_has_its_own_rule_the_model_is_as_ever_and_patterns_are_for_its_names():
+def test_a_body_has_its_own_rule_and_names_and_patterns_are_for_those_of_the_model():
     base, alone = joint(0), fold(joint(0), UPDATES, AggregationRule())
     found = fold(base, UPDATES, RULE)
     for name in (*WIDTHS, "count"):
         assert torch.equal(found[name], alone[name])
     some = fold(base, UPDATES, replace(RULE, include=["^a$"]))
     assert [name for name in base if not torch.equal(some[name], base[name])] == ["a", "control::a"]
+    model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
+    with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
+        joint_layout({"": model, "control": ZeroSource(model).layout})
 
 
 @pytest.mark.parametrize("name", ["a", "control::a"])
@@ -77,12 +80,6 @@ def test_clipping_and_the_server_optimizer_are_for_the_model_alone():
     moved = fold(base, UPDATES, RULE, optimization=Optimization(optimizer, None, state))
     assert torch.equal(moved["control::a"], free["control::a"])
     torch.testing.assert_close(moved["a"], base["a"] + 0.5 * (free["a"] - base["a"]))
-
-
-def test_a_name_of_the_model_that_reads_like_one_of_another_body_is_refused():
-    model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
-    with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
-        joint_layout({"": model, "control": ZeroSource(model).layout})
 
 
 @pytest.mark.parametrize(

@@ -107,13 +107,17 @@ def test_groups_are_combined_whole_and_the_rest_takes_the_mean(tmp_path, step, k
     assert group.base["a.B"].shape == (5, 2)
 
 
-def test_a_function_combines_each_tensor_by_itself(tmp_path):
+def test_a_function_combines_each_tensor_by_itself_and_groups_may_be_iterators(tmp_path):
     def largest(group, updates):
         return max((update.tensors[group.name] for update in updates), key=np.linalg.norm)
 
     found, _ = fold_groups(tmp_path, state(0), whole(STATES), largest)
     for name in ("a.A", "b.B", "rest"):
         assert torch.equal(found[name], max((s[name] for s in STATES), key=torch.linalg.norm))
+    layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
+    code = TensorFold("mine", "mine.py", lambda names: {"all": iter(names)}, lambda *_: {})
+    groups = tensor_groups.named_groups(code, layout, AggregationRule())
+    assert {name: [s.name for s in specs] for name, specs in groups.items()} == {"all": ["a", "b"]}
 
 
 def test_an_update_may_lack_tensors_what_nobody_sent_stays_and_a_change_is_noticed(tmp_path):
@@ -221,10 +225,3 @@ def test_the_documented_class_takes_the_layer_that_is_nearest_to_the_others(tmp_
     states = [{"fc.weight": torch.eye(3, 4) * scale, "fc.bias": torch.ones(3)} for scale in scales]
     found, _ = fold_groups(tmp_path, states[0], whole(states), code, rule, step=64)
     assert torch.equal(found["fc.weight"], states[1]["fc.weight"])
-
-
-def test_groups_may_be_given_by_iterators():
-    layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
-    code = TensorFold("mine", "mine.py", lambda names: {"all": iter(names)}, lambda *_: {})
-    groups = tensor_groups.named_groups(code, layout, AggregationRule())
-    assert {name: [s.name for s in specs] for name, specs in groups.items()} == {"all": ["a", "b"]}

@@ -23,7 +23,6 @@ from flstream.model.memory import BufferSource, MemoryBody
 
 
 def adopt(base, updates, rule=None, step=1 << 20):
-    """The next model, and its digest."""
     body = MemoryBody.of(base)
     sink, done = MemorySink(body.layout), []
     digest = adopt_update(body, updates, rule or AggregationRule(), sink, step, done.append)

@@ -47,7 +47,6 @@ def decode(coder, payload, room, start=0):
 
 
 def through(coder, data, start=0):
-    """What a receiver has of a frame."""
     payload, out = encoded(coder, data, start), bytearray(data)
     if payload is not None:
         out[:] = bytes(len(data))

@@ -95,7 +95,6 @@ FORM = UpdateForm(MODEL, INT8)
 
 
 def read(sent, params_type):
-    """Read an update of site-1 as a fold does."""
     update = CollectedUpdate("site-1", LocalBody(sent), FORM, 1.0, params_type)
     Reading(update, MODEL.layout, 1 << 20).read(0, MODEL.layout.nbytes, Scratch())
 

@@ -47,18 +47,7 @@ def test_what_is_read_and_received_is_what_it_would_be_on_the_cpu(request, step)
     assert b"".join(as_bytes(into[spec.name]) for spec in plain.layout.tensors) == expected
 
 
-def test_ranges_may_be_committed_in_any_order(device):
-    into = {"w": torch.zeros(64, dtype=torch.uint8)}
-    sink = MemoryBody.over(into)
-    first, second = sink.views(0, 16), sink.views(16, 64)
-    first[0][:], second[0][:] = bytes([1]) * 16, bytes([2]) * 48
-    assert not into["w"].any()
-    sink.commit(16, 64)
-    sink.commit(0, 16)
-    assert into["w"].tolist() == [1] * 16 + [2] * 48
-
-
-def test_a_change_is_noticed_and_what_cannot_be_received_into_refused(device):
+def test_ranges_are_committed_in_any_order_and_changes_and_misfits_refused(device):
     weight = torch.zeros(8)
     assert tensor_view.is_elsewhere(weight)
     body = MemoryBody.of({"w": weight})
@@ -69,3 +58,11 @@ def test_a_change_is_noticed_and_what_cannot_be_received_into_refused(device):
         MemoryBody.over({"w": torch.zeros(4, 6).t()})
     with pytest.raises(LayoutError, match="'w' is lazily conjugated or negated"):
         MemoryBody.over({"w": torch.ones(3, dtype=torch.complex64).conj()})
+    into = {"w": torch.zeros(64, dtype=torch.uint8)}
+    sink = MemoryBody.over(into)
+    first, second = sink.views(0, 16), sink.views(16, 64)
+    first[0][:], second[0][:] = bytes([1]) * 16, bytes([2]) * 48
+    assert not into["w"].any()
+    sink.commit(16, 64)
+    sink.commit(0, 16)
+    assert into["w"].tolist() == [1] * 16 + [2] * 48

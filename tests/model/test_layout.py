@@ -296,10 +296,7 @@ def test_parts_have_nearly_equal_bytes_and_each_tensor_once(order, count):
     sizes = [sum(DEEP[name] for name in part) for part in parts]
     assert sum(sizes) == sum(DEEP.values())
     assert max(sizes) <= 1.2 * sum(sizes) / count
-
-
-@pytest.mark.parametrize("order", ["strided", "in_order"])
-def test_no_part_is_empty_where_one_layer_outweighs_all_others(order):
+    # None is empty where one layer outweighs all others.
     parts = parts_of({"a": 1000, "b": 1, "c": 1, "d": 1}, 4, order)
     assert sorted(map(sorted, parts)) == [["a"], ["b"], ["c"], ["d"]]
 

@@ -46,7 +46,6 @@ class Watch:
         self.connections = 0
 
     def __call__(self, way: Way, packet: Packet) -> list[bytes]:
-        """Return what a packet has become."""
         data = bytearray(packet.data)
         if packet.kind != MESSAGE:
             self.frames.append(packet)
@@ -176,5 +175,4 @@ def received(
 
 
 def fetch(receiver: Receiver, token: bytes, settings: StreamSettings = QUICK) -> MemoryBody:
-    """Download into new memory."""
     return received(RemoteSource(receiver, token, settings))

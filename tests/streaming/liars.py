@@ -166,7 +166,6 @@ class Sender:
 
 @contextmanager
 def receiver_of(case: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Iterator[Any]:
-    """A receiver, and the sender at the other end."""
     ours, theirs = socket.socketpair()
     with (
         closing(Sender(theirs, case, **options)) as sender,

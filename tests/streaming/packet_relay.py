@@ -56,7 +56,6 @@ class Relay:
             thread.start()
 
     def close(self) -> None:
-        """End the connection on both sides, and the threads."""
         self._cut()
         for thread in self._threads:
             thread.join()

@@ -295,7 +295,6 @@ class Stranger:
         return body
 
     def fill(self) -> None:
-        """Fetch what is missing until nothing is."""
         body = self.body
         assert body is not None
         while body.expected or body.missing:
@@ -308,7 +307,6 @@ class Stranger:
                 self.useful = time.monotonic()
 
     def download(self, token: bytes, **options: Any) -> dict[str, Tensor]:
-        """Fetch all, and close the ref."""
         try:
             body = self.open(token, **options)
             self.insist(self.fill)

@@ -60,7 +60,6 @@ Bits = Mapping[str, bytes]
 
 
 def bits_of(tensors: Mapping[str, Any]) -> Bits:
-    """The bytes of tensors or arrays, by name."""
     return {
         name: value.tobytes() if isinstance(value, np.ndarray) else as_bytes(value)
         for name, value in tensors.items()
@@ -129,7 +128,6 @@ class Site:
         return Channel(ours, "server", beats=machine.way == "tcp")
 
     def come_back(self) -> None:
-        """Come back after an error, as another process would."""
         self.close()
         self.receiver = self._new_receiver()
 

@@ -168,15 +168,12 @@ def test_a_frame_that_takes_longer_than_a_peer_may_be_silent_arrives():
     fetch(NetworkLink(up=8e5, down=8e5), 75_000, settings)
 
 
-def test_a_peer_that_is_far_away_may_take_as_long_as_its_link():
+def test_a_peer_that_is_far_away_may_take_as_long_as_its_link_and_so_jobs_wait():
     far = NetworkLink(latency=0.12)
     quick = StreamSettings(ping_after=0.05, ping_timeout=0.1)
     with pytest.raises(ChannelClosedError, match="whether it lives"):
         fetch(far, 1_000, quick)
     fetch(far, 1_000, StreamSettings(ping_after=0.05, ping_timeout=0.1 + far.silence))
-
-
-def test_jobs_over_emulated_links_wait_for_the_farthest_site():
     plain = stream_settings(a_job(), "numpy")
     network = {"latency": "1 s", "sites": {"site-2": {"latency": "4 s"}}}
     far = stream_settings(a_job(network=network), "numpy")

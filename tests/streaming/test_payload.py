@@ -140,7 +140,13 @@ def test_any_structure_comes_back_with_its_types_order_and_bits(value):
     assert shown(through(value)) == shown(value)
 
 
-def test_a_tensor_is_named_by_the_path_to_it():
+def test_a_tensor_is_named_by_its_path_and_if_met_twice_travels_once_and_is_one_again():
+    tied, array, empty = torch.arange(6.0).reshape(2, 3), np.arange(3), torch.zeros(0)
+    value = [tied, tied.detach(), array, array, empty, empty, tied.t(), tied[0], tied.to(int)]
+    arrived = through(value)
+    assert shown(arrived) == shown(value)
+    assert all(arrived[place] is arrived[place + 1] for place in (0, 2, 4))
+    assert len(payload_body(value[:6]).layout.tensors) == 4  # with the message
     one, two, three = (torch.zeros(1) for _ in range(3))
     value = {"a": {"b": one}, 'a"]["b': [two], 3: Point(three)}
     names = ['payload["a"]["b"]', 'payload["a\\"][\\"b"][0]', 'payload[3]["x"]']
@@ -148,34 +154,18 @@ def test_a_tensor_is_named_by_the_path_to_it():
     assert list(pack(one)[1]) == ["payload"]
 
 
-def test_the_same_tensor_met_twice_travels_once_and_is_one_again():
-    tied, array, empty = torch.arange(6.0).reshape(2, 3), np.arange(3), torch.zeros(0)
-    value = [tied, tied.detach(), array, array, empty, empty, tied.t(), tied[0], tied.to(int)]
-    arrived = through(value)
-    assert shown(arrived) == shown(value)
-    assert all(arrived[place] is arrived[place + 1] for place in (0, 2, 4))
-    assert len(payload_body(value[:6]).layout.tensors) == 4  # with the message
-
-
-SQUARE, COMPLEX = torch.arange(9.0).reshape(3, 3), torch.tensor([1 + 2j])
-ONCE = [1, torch.zeros(1)]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (torch.nn.Parameter(SQUARE), SQUARE),
-        (SQUARE.t(), SQUARE.t().contiguous()),
+def test_values_arrive_as_what_they_show():
+    square, number = torch.arange(9.0).reshape(3, 3), torch.tensor([1 + 2j])
+    once = [1, torch.zeros(1)]
+    for value, due in (
+        (torch.nn.Parameter(square), square),
+        (square.t(), square.t().contiguous()),
         (np.arange(12)[::-3], np.array([11, 8, 5, 2])),
-        (torch.nn.Linear(3, 3).state_dict(), None),
         # They share their memory, and show something else.
-        ([COMPLEX, COMPLEX.conj()], [COMPLEX, COMPLEX.conj().resolve_conj()]),
-        ([ONCE, {"a": ONCE}], None),
-    ],
-    ids=["a parameter", "turned", "backwards", "a state dict", "conjugate", "a list twice"],
-)
-def test_values_arrive_as_what_they_show(value, expected):
-    assert shown(through(value)) == shown(value if expected is None else expected)
+        ([number, number.conj()], [number, number.conj().resolve_conj()]),
+        *((same, same) for same in (torch.nn.Linear(3, 3).state_dict(), [once, {"a": once}])),
+    ):
+        assert shown(through(value)) == shown(due)
 
 
 Pair = namedtuple("Pair", "a b")

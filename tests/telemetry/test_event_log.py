@@ -126,7 +126,7 @@ def test_a_torn_last_line_is_cut_off_before_anything_is_added(path, tail, count)
     assert path.read_bytes() == events.encode_lines([STOPPED] * (count + 1))
 
 
-def test_a_durable_event_is_synced_and_another_is_not(path, monkeypatch):
+def test_a_durable_event_is_synced_and_a_journal_that_was_removed_takes_none(path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(path.read_bytes()))
     with EventLog(path) as log:
@@ -134,6 +134,11 @@ def test_a_durable_event_is_synced_and_another_is_not(path, monkeypatch):
         assert synced == []
         log.write(STOPPED, durable=True)
         assert synced == [events.encode_lines([STOPPED] * 2)]
+    with EventLog(path) as log:
+        log.write(events.Warned(message="one"))
+        path.unlink()
+        with pytest.raises(SimulationError, match="it was removed while the run went on; put"):
+            log.write(events.Warned(message="two"))
 
 
 def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypatch):
@@ -152,14 +157,6 @@ def test_an_event_that_the_disk_refuses_leaves_no_part_of_itself(path, monkeypat
     assert path.read_bytes() == events.encode_lines([STOPPED] * 2)
     with pytest.raises(SimulationError, match=r"events.jsonl cannot be written: No such file"):
         EventLog(path.parent / "nowhere" / "events.jsonl")
-
-
-def test_a_journal_that_was_removed_takes_no_more_events(path):
-    with EventLog(path) as log:
-        log.write(events.Warned(message="one"))
-        path.unlink()
-        with pytest.raises(SimulationError, match="it was removed while the run went on; put"):
-            log.write(events.Warned(message="two"))
 
 
 def test_a_line_that_a_full_disk_takes_half_of_is_taken_back(path):

@@ -89,7 +89,6 @@ def signal():
 
 
 def receive(channel, count, seconds=5.0, abort=None):
-    """The next bytes of a channel."""
     into = bytearray(count)
     channel.receive([memoryview(into)], Deadline(seconds), abort=abort)
     return bytes(into)
@@ -188,7 +187,7 @@ def test_sending_and_receiving_some_never_wait(ends):
     assert 0 < site.receive_some([memoryview(buffer)]) <= len(buffer)
 
 
-def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
+def test_a_file_is_handed_over_with_a_message_and_closed_if_nobody_takes_it(direct_ends, tmp_path):
     server, site = direct_ends
     (tmp_path / "file").write_bytes(b"content")
     with (tmp_path / "file").open("rb") as file:
@@ -200,9 +199,6 @@ def test_a_file_is_handed_over_with_a_message(direct_ends, tmp_path):
     os.close(fd)
     with pytest.raises(ChannelClosedError, match="server handed no descriptor over"):
         site.take_descriptor()
-
-
-def test_files_that_nobody_takes_are_closed(direct_ends):
     server, site = direct_ends
     before = open_files()
     for _ in range(20):

@@ -62,6 +62,11 @@ def test_a_sink_that_cannot_be_written_reaches_the_sender(fails):
     fails(LayoutError, "tensor 'w' is not contiguous", download_tensors, **turned)
     sentence = "cannot be received into a int; give a module"
     fails(LayoutError, sentence, download_tensors, into=5)
+    for into, sentence in (
+        ({"v": np.zeros(9)}, "'w' is selected"),
+        ({"w": np.zeros(3)}, "does not fit"),
+    ):
+        fails(LayoutError, sentence, download_tensors, into=into, select=["w"])
     into = {"w": object()}
     fails(PayloadError, "cannot be sent", download_payload, into=into, add=add_payload)
 
@@ -102,8 +107,9 @@ def test_a_receiver_that_stalls_is_named_by_the_offer_itself(harness):
     assert ref.deliveries["site-1"].failure is None
 
 
-def test_a_callback_may_close_the_service(harness):
+def test_an_offer_to_nobody_is_finished_and_a_callback_may_close_the_service(harness):
     service, closed = harness.service, threading.Event()
+    assert add_tensors(service, {"w": np.ones(10)}, []).wait(0).ok
 
     def close(_):
         service.close()
@@ -112,10 +118,6 @@ def test_a_callback_may_close_the_service(harness):
     ref = add_tensors(service, {"w": np.ones(10)}, ["site-1"], on_settled=close)
     assert download_tensors(harness.receiver(), ref.token, settings=QUICK)[0].ok
     assert closed.wait(10)
-
-
-def test_an_offer_to_nobody_is_finished(harness):
-    assert add_tensors(harness.service, {"w": np.ones(10)}, []).wait(0).ok
 
 
 @pytest.mark.parametrize("timeout", [1e300, float("inf")])
