@@ -159,15 +159,6 @@ def test_flora_stacks_unequal_ranks_exactly_and_begins_anew():
     assert numbers["lost_squared"] == 0
 
 
-def test_an_update_with_one_factor_is_refused_by_site():
-    base = {A: np.ones((1, 2)), B: np.ones((2, 1))}
-    with pytest.raises(
-        UpdateRefusedError, match=r"one factor alone of the LoRA pair 'fc'"
-    ) as caught:
-        combined(HLoRA(), base, [base, {A: base[A]}], [1.0, 1.0])
-    assert caught.value.site == "site-1"
-
-
 def test_pairs_are_found_by_their_names_and_what_is_no_pair_is_a_sentence():
     names = ["h.0.c.lora_A.weight", "h.0.c.lora_B.weight", "head.weight"]
     assert lora_pairs(names) == {"h.0.c": tuple(names[:2])}
@@ -182,6 +173,12 @@ def test_pairs_are_found_by_their_names_and_what_is_no_pair_is_a_sentence():
     ):
         with pytest.raises(LayoutError, match=message):
             lora_pairs(wrong)
+    base = {A: np.ones((1, 2)), B: np.ones((2, 1))}
+    with pytest.raises(
+        UpdateRefusedError, match=r"one factor alone of the LoRA pair 'fc'"
+    ) as caught:
+        combined(HLoRA(), base, [base, {A: base[A]}], [1.0, 1.0])
+    assert caught.value.site == "site-1"
 
 
 def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer():

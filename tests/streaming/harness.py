@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -14,11 +14,9 @@ from support import tensor
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
-from flstream.model.source import OnRange, Source
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.wire import Reply, Request
-from flstream.telemetry.events import Transfer
 from flstream.transport.channel import pipe
 
 QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
@@ -124,21 +122,11 @@ class Harness:
 
         return Receiver(connect(), "server", connect=connect if returns else None), watch
 
-    def fetched(
-        self,
-        source: Source,
-        settings: StreamSettings = QUICK,
-        sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
-        *,
-        receiver: Receiver | None = None,
-        encoder: Any = None,
-        opening: Mapping[str, Any] | None = None,
-        **how: Any,
-    ) -> tuple[Any, Transfer, Ref]:
+    def fetched(self, source, settings=QUICK, *, receiver=None, encoder=None, opening=None, **how):
         """Offer a body and download it; return the sink, the cost and the ref, which is settled."""
         ref = self.service.offer(source, ["site-1"], encoder=encoder)
         remote = RemoteSource(receiver or self.receiver(), ref.token, settings, **opening or {})
-        sink = received(remote, sink_for, **how)
+        sink = received(remote, **how)
         assert ref.wait(30).ok
         return sink, remote.cost, ref
 
@@ -151,24 +139,18 @@ def open_harness() -> Iterator[Harness]:
 
 
 def received(
-    remote: RemoteSource,
-    sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
-    on_range: OnRange | None = None,
-    *,
-    held: Source | None = None,
-    decode: Callable[[Source], Source] | None = None,
-    decoder_for: Callable[[Layout], Any] = lambda layout: None,
-    wanted: Sequence[tuple[int, int]] | None = None,
-) -> Any:
+    remote, sink_for=MemoryBody.allocate, *, held=None, decode=None, decoder_for=None, **how
+):
     """Receive a ref's body into a sink, to the end of its download."""
     with remote:
-        remote.decoder = decoder_for(remote.layout)
+        if decoder_for is not None:
+            remote.decoder = decoder_for(remote.layout)
         body = remote if decode is None else decode(remote)
         sink = sink_for(body.layout)
         if held is not None:
             remote.reuse(held)
         if decode is None:
-            remote.deliver(sink, on_range, wanted)
+            remote.deliver(sink, **how)
         else:
             copy(body, sink)
     return sink

@@ -15,7 +15,7 @@ from packets import FRAME, exactly, greeting, message, packed, read_packet
 from flstream.streaming import Channel, Receiver
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 
-NBYTES = 100_000
+NBYTES, PONG = 100_000, message("Pong", 999_999)
 # What frames of liars have.
 BYTES = (0, 1)
 SENDERS: dict[str, tuple[str, ...]] = {
@@ -89,16 +89,7 @@ class Sender:
     Chatter sends `again` without end. In `told` is how the receiver closed the download.
     """
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        case: str,
-        *,
-        nbytes: int = NBYTES,
-        again: bytes = message("Pong", 999_999),
-        layout: bytes = b"",
-        reason: str = "no",
-    ) -> None:
+    def __init__(self, sock, case, nbytes=NBYTES, *, again=PONG, layout=b"", reason="no") -> None:
         self.told: Queue[tuple[bool, str]] = Queue()
         self._sock, self._case = sock, case
         self._opened = {"layout": layout or layout_of(("w", 0, nbytes)), **OPENED.get(case, {})}

@@ -99,12 +99,9 @@ class Squares:
 
 
 @pytest.mark.parametrize("chunk_size", [4096, 2 << 20, 0])
-def test_a_source_of_ones_own_is_offered_range_by_range(harness, chunk_size):
+def test_a_source_of_ones_own_is_offered_and_may_stand_for_another_layout(harness, chunk_size):
     body, _, _ = harness.fetched(Squares(300_000), replace(QUICK, chunk_size=chunk_size))
     assert torch.equal(body.tensors["squares"], torch.arange(300_000) ** 2)
-
-
-def test_an_encoded_form_comes_with_the_layout_of_what_it_stands_for(harness):
     encoded, layout = Squares(10), MemoryBody.of(MODEL).layout
     ref = harness.service.offer(encoded, ["site-1"], decoded=layout)
     with RemoteSource(harness.receiver(), ref.token, QUICK) as remote:

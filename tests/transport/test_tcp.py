@@ -76,9 +76,7 @@ def test_a_key_lets_its_process_in_by_its_name_until_it_is_dismissed(listening):
 @anywhere
 def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(listening, token, role):
     token = token or listening.token
-    with pytest.raises(
-        ChannelClosedError, match=f"server at {listening.address} closed the connec"
-    ):
+    with pytest.raises(ChannelClosedError, match=f"server at {listening.address} closed the con"):
         dial(listening.address, token, "server", role)
     assert listening.listener.strangers == 1
     assert listening.accepted.empty()
