@@ -74,9 +74,7 @@ def sent(states: Sequence[State], weights=(), params_type="FULL", partial=False)
     ]
 
 
-def fold_into(
-    base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None
-) -> tuple[MemorySink, str]:
+def fold_into(base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None):
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
     digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)

@@ -65,7 +65,6 @@ kinds = pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
 
 
 def sent(states, params_type="FULL", weights=WEIGHTS, **how):
-    """An update of each site."""
     return folding.sent(states, weights, params_type, **how)
 
 
@@ -263,7 +262,6 @@ def test_where_it_is_allowed_a_nan_touches_no_other_element(aggregator):
 
 
 def mean_of(tensors, weights=()):
-    """The mean of tensors of one dtype, in their order."""
     updates = folding.sent([{"w": value} for value in tensors], weights)
     return fold({"w": torch.zeros_like(tensors[0])}, updates)["w"]
 

@@ -125,6 +125,14 @@ def test_what_is_cut_off_is_the_best_approximation_and_its_loss_is_known():
     wide, _ = Factors(generator.normal(size=(5, 9)), generator.normal(size=(9, 3))).best(9)
     assert (wide.left.shape, wide.right.shape) == ((5, 9), (9, 3))
     assert not Factors.stacked([Factors(np.zeros((5, 2)), np.zeros((2, 3)))]).best(4)[0].left.any()
+    # Threads of torch are as before.
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_hlora_is_the_best_of_the_mean_product_by_falling_value_and_spare_rank_is_trainable():
@@ -192,16 +200,6 @@ def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer(
     of_convolution = {A: np.ones((1, 2, 3, 3)), B: np.ones((2, 1, 1, 1))}
     with pytest.raises(LayoutError, match=r"take its layer out of target_modules"):
         combined(HLoRA(), of_convolution, [of_convolution], [1.0])
-
-
-def test_threads_of_torch_are_as_before():
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
 
 
 LAYER = "base_model.model.fc"

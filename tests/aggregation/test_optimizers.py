@@ -73,13 +73,8 @@ def reference(optimizer, values, deltas):
     step=cuts(1400),
 )
 @settings(max_examples=15, deadline=None)
-def test_the_model_moves_as_the_paper_says_however_it_is_cut(
-    kind, learning_rate, beta_1, beta_2, tau, sites, deltas, step
-):
-    if kind == "feddyn":
-        optimizer = FedDynStep(sites)
-    else:
-        optimizer = ServerOptimizer(kind, learning_rate, beta_1, beta_2, tau)
+def test_the_model_moves_as_the_paper_says_however_it_is_cut(kind, sites, deltas, step, **rates):
+    optimizer = FedDynStep(sites) if kind == "feddyn" else ServerOptimizer(kind, **rates)
     base = {"w": tensor("F64", (3, 4)), "f": tensor("F32", (9,)), "n": torch.tensor([4])}
     found = run(optimizer, base, deltas, step)
     assert found["n"] == base["n"]

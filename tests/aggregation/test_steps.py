@@ -77,7 +77,6 @@ class Folder:
         return plan_step(self.base.layout, rule, updates=updates, memory_budget=budget, **how)
 
     def peak(self, rule, updates, step, optimization=None, earlier=None):
-        """The bytes that a walk takes at the most."""
         with FileSink(self.path / "next", self.base.layout) as sink:
             walk = self.base, updates, rule, sink, step, lambda _: None, optimization, earlier
             return peak_of(fold_updates, *walk)

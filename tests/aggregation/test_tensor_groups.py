@@ -161,8 +161,6 @@ def test_a_group_that_is_larger_than_the_budget_is_refused(tmp_path):
 
 @dataclass(frozen=True)
 class Returns:
-    """Returns what it is made with."""
-
     groups_value: object = None
     value: object = None
 

@@ -34,8 +34,6 @@ every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
 class Into:
-    """Takes a body in memory."""
-
     def __init__(self, layout):
         self.layout, self.body = layout, bytearray(layout.nbytes)
 

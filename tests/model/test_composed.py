@@ -30,6 +30,10 @@ def test_what_lies_in_memory_is_not_copied():
     tensors["a"][3] = -1
     assert b"".join(views) == as_bytes(tensors["a"]) + as_bytes(tensors["ccc"])
     assert "tensor 'a' was changed" in source.changed()
+    with torch.inference_mode():
+        body = MemoryBody.of({"uncounted": torch.ones(10), **tensors})
+    tensors["bb"].add_(1)
+    assert "'bb'" in body.changed()
 
 
 def test_neighbours_in_a_file_are_read_at_once_and_a_change_of_it_is_told_of(tmp_path):

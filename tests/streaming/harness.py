@@ -105,9 +105,7 @@ class Harness:
     def receiver(self, name: str = "site-1", *, direct: bool = False) -> Receiver:
         return Receiver(self.channel(name, direct=direct), "server")
 
-    def watched(
-        self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns: bool = True
-    ) -> tuple[Receiver, Watch]:
+    def watched(self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns=True):
         """A receiver whose packets are noted, and which comes back when its connection breaks."""
         watch = Watch(on_frame, on_reply)
 
@@ -138,9 +136,7 @@ def open_harness() -> Iterator[Harness]:
         yield Harness(stack)
 
 
-def received(
-    remote, sink_for=MemoryBody.allocate, *, held=None, decode=None, decoder_for=None, **how
-):
+def received(remote, sink_for=MemoryBody.allocate, held=None, decode=None, decoder_for=None, **how):
     """Receive a ref's body into a sink, to the end of its download."""
     with remote:
         if decoder_for is not None:

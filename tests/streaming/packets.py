@@ -85,9 +85,7 @@ def exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def read_packet(
-    sock: socket.socket, read: Callable[[socket.socket, int], bytes] = exactly
-) -> Packet:
+def read_packet(sock: socket.socket, read: Callable[..., bytes] = exactly) -> Packet:
     """The next packet of a socket, of which `read` gives so many bytes."""
     head = read(sock, HEADER_BYTES)
     magic, version, kind, number, start, length = FIELDS.unpack(head[:-8])

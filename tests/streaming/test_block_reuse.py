@@ -48,7 +48,6 @@ BLOCKS = st.sets(st.integers(0, COUNT - 1), max_size=COUNT // 3)
 
 
 def fetched(harness, held, sink_for=MemoryBody.allocate, how=REUSING, decode=None):
-    """The sink and the cost of a download by one who has something at hand."""
     sink, cost, ref = harness.fetched(
         body(), how, sink_for=sink_for, opening={"digests": True}, held=held, decode=decode
     )

@@ -140,8 +140,6 @@ class Site:
 
 
 class Transfer(NamedTuple):
-    """A download."""
-
     size: str  # of what is offered
     sink: str  # where it goes
     chunk_size: int  # 0 for all at once

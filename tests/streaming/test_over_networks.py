@@ -162,13 +162,9 @@ def fetch(link, nbytes, settings):
             assert np.array_equal(received["w"], sent)
 
 
-def test_a_frame_that_takes_longer_than_a_peer_may_be_silent_arrives():
-    """Most of a second at 800 kbit/s, in which a byte comes every few milliseconds."""
-    settings = StreamSettings(ping_after=0.1, ping_timeout=0.3)
-    fetch(NetworkLink(up=8e5, down=8e5), 75_000, settings)
-
-
-def test_a_peer_that_is_far_away_may_take_as_long_as_its_link_and_so_jobs_wait():
+def test_a_long_frame_is_no_silence_and_a_peer_far_away_may_take_as_long_as_its_link():
+    # Most of a second at 800 kbit/s, in which a byte comes every few milliseconds.
+    fetch(NetworkLink(up=8e5, down=8e5), 75_000, StreamSettings(ping_after=0.1, ping_timeout=0.3))
     far = NetworkLink(latency=0.12)
     quick = StreamSettings(ping_after=0.05, ping_timeout=0.1)
     with pytest.raises(ChannelClosedError, match="whether it lives"):

@@ -33,7 +33,7 @@ LARGE = {"w": tensor("U8", (32 << 20,))}
 LARGE_BYTES = 32 << 20
 
 
-def test_a_ref_settles_once_and_keeps_its_first_outcome():
+def test_a_ref_settles_once_also_if_its_callback_interrupts_and_keeps_its_outcome():
     settled: list[Ref] = []
     ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=settled.append)
     barrier = threading.Barrier(8)
@@ -51,6 +51,20 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     assert ref.outcome is first
     assert ref.wait(0) is first
     assert not first.ok
+    settled = []
+
+    def interrupt(ref):
+        settled.append(ref.outcome.status)
+        raise KeyboardInterrupt
+
+    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ref.receiver_done("site-1", None)
+    ref.receiver_done("site-1", "too late")
+    ref.abort("too late")
+    assert ref.wait(0) == Outcome("finished")
+    assert settled == ["finished"]
+    assert ref.deliveries["site-1"].failure is None
 
 
 @st.composite
@@ -131,23 +145,6 @@ def test_a_quorum_that_takes_too_long_is_told_of_and_those_beyond_it_are_served(
     assert ref.outcome is None
     assert_same_tensors(fetch(harness.receiver(NAMES[2]), ref.token).tensors, MODEL)
     assert ref.wait(30).ok
-
-
-def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
-    settled = []
-
-    def interrupt(ref):
-        settled.append(ref.outcome.status)
-        raise KeyboardInterrupt
-
-    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        ref.receiver_done("site-1", None)
-    ref.receiver_done("site-1", "too late")
-    ref.abort("too late")
-    assert ref.wait(0) == Outcome("finished")
-    assert settled == ["finished"]
-    assert ref.deliveries["site-1"].failure is None
 
 
 @pytest.mark.parametrize("ending", ["finished", "by a selection", "aborted"])

@@ -57,7 +57,6 @@ class Sender(Harness):
         return add_tensors(self.service, tensors, sites or [SITE], **options)
 
     def far(self, way: str = "pair", change: Change = None) -> tuple[Stranger, Ref]:
-        """A receiver, and 20 frames that are on offer to it."""
         return self.stranger(SITE, way, change), self.offer(FAR)
 
 

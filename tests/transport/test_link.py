@@ -138,7 +138,6 @@ def nothing_is_left():
 
 
 def relayed(links, site):
-    """A relay, a channel over its link, and the real socket at the other end."""
     ours, theirs = socket.socketpair()
     relay = LinkRelay(links, 0, site)
     return relay, relay.channel(theirs, "server", "up"), ours
@@ -161,7 +160,7 @@ def test_what_is_sent_goes_over_the_link_of_the_site_that_has_begun(monkeypatch,
         assert poll.poll(100) == []
 
 
-def test_a_relay_delivers_what_was_sent_before_it_closes():
+def test_a_relay_delivers_what_was_sent_before_it_closes_and_ends_if_its_peer_takes_nothing():
     relay, channel, ours = relayed({"a": NetworkLink(latency=0.2)}, "a")
     with ours:
         channel.send([memoryview(b"goodbye")], Deadline(1))
@@ -169,9 +168,6 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
         assert ours.recv(7, socket.MSG_WAITALL) == b"goodbye"
         assert ours.recv(1) == b""
     assert channel.fileno() == -1
-
-
-def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
     relay, channel, ours = relayed({}, "a")
     with pytest.raises(DeadlineError):
         channel.send([memoryview(bytes(32 * MIB))], Deadline(0.1))

@@ -11,7 +11,6 @@ from nightly_cases import first_and_nightly
 from packets import FRAME, message, packed
 from safetensors.torch import save_file
 
-from flstream.model.memory import MemoryBody
 from flstream.streaming import Limits, Signal, StreamSettings
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming.api import add_file, add_tensors, download_file, download_tensors
@@ -214,12 +213,3 @@ def test_a_change_that_shows_fails_both_sides(harness, tmp_path, change, at, is_
         assert re.search(rf"{name}.* ({flaw})", status.reason)
         assert re.search(flaw, outcome.reason)
         assert not received.exists()
-
-
-def test_the_first_tensor_of_a_range_that_was_changed_is_named():
-    tensors = {name: torch.zeros(100) for name in "abc"}
-    with torch.inference_mode():
-        tensors["uncounted"] = torch.ones(10)
-    body = MemoryBody.of(tensors)
-    tensors["b"].add_(1)
-    assert "'b'" in body.changed()
