@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_body import LocalBody, RemoteBody
@@ -75,9 +74,6 @@ def update_of(
     )
 
 
-NO_METADATA: Mapping[str, str] = MappingProxyType({})
-
-
 class UpdateFiles:
     """Folder with the updates of one training."""
 
@@ -85,13 +81,13 @@ class UpdateFiles:
         self,
         folder: Path,
         form: Callable[[str], UpdateForm],
-        metadata: Mapping[str, str] = NO_METADATA,
+        metadata: Mapping[str, str] | None = None,
         *,
         durable: bool = False,
     ) -> None:
         self.folder = folder
         self._form = form
-        self._metadata = dict(metadata)
+        self._metadata = dict(metadata or {})
         self._durable = durable
 
     def fetch(self, update: CollectedUpdate) -> None:
