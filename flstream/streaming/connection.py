@@ -150,10 +150,11 @@ class Connection(threading.Thread):
             self._post(wire.Found(request.number, tokens))
             return
         ref = self._service.ref(request.token, self.receiver)
-        source = None if ref is None else ref.source
         if isinstance(request, wire.Close):
             self._close(request, ref)
-        elif ref is None or source is None:
+            return
+        source = None if ref is None else ref.source
+        if ref is None or source is None:
             has_it = ref is not None and ref.deliveries[self.receiver].has_it
             # A receiver that it was not offered to does not learn whether the ref exists.
             if not (isinstance(request, wire.Ping) and has_it) or request.token in self._placed:

@@ -163,7 +163,6 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
         names = ["w"] if ending == "by a selection" else None
         download_tensors(receiver, ref.token, select=names)
     assert ref.wait(30).ok == (ending != "aborted")
-    expect_refused(harness, ref)
     gc.collect()
     assert watched() is None
     assert storage() is None
