@@ -286,7 +286,7 @@ class Transfers(stateful.RuleBasedStateMachine):
             due = {name: due[name] for name in SELECTED}
         how = StreamSettings(chunk_size, 20.0)
         if not are_mended(harms):  # something may never come
-            how = replace(how, ping_after=0.03, ping_timeout=0.3)
+            how = replace(how, ping_after=0.03, ping_timeout=0.2)
         # What is decoded comes in frames.
         if not chunk_size and kind in LOSSY:
             how = replace(how, chunk_size=16_384)

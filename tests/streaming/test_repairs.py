@@ -237,6 +237,6 @@ def test_who_takes_little_at_a_time_or_has_a_slow_source_is_not_stalled(harness)
         time.sleep(0.05)
     remote.close()
     assert ref.wait(10).ok
-    ref = harness.service.offer(Slow(0.5), ["site-1"], stall_timeout=0.3)
+    ref = harness.service.offer(Slow(0.35), ["site-1"], stall_timeout=0.3)
     fetch(harness.receiver(), ref.token, StreamSettings())  # in two pieces
     assert ref.wait(10).ok

@@ -96,11 +96,13 @@ def test_a_listener_without_the_key_is_found_out(listening):
         thread.join(10)
 
 
-def test_a_key_that_is_dismissed_meanwhile_opens_nothing(listening):
+@pytest.mark.parametrize("is_dismissed", [True, False])
+def test_neither_a_key_that_is_dismissed_meanwhile_nor_a_false_proof_opens(listening, is_dismissed):
     sock, proof = listening.greeted()
     with sock:
-        listening.listener.dismiss(listening.token)
-        sock.sendall(proof)
+        if is_dismissed:
+            listening.listener.dismiss(listening.token)
+        sock.sendall(proof if is_dismissed else bytes(32))
         assert sock.recv(1) == b""
     assert listening.listener.strangers == 1
 
