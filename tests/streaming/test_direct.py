@@ -78,7 +78,7 @@ def test_what_the_kernel_does_not_allow_comes_as_frames(harness, source, code, g
         read(self, start, into)
 
     with patch.object(reader, "read", refuse):
-        sink, cost, ref = fetched(harness, source)
+        sink, cost, ref = fetched(harness, source, replace(QUICK, chunk_size=1 << 16))
     assert len(calls) == good + 1
     assert body_of(sink) == body_of(BODY)
     assert cost.chunks > 0

@@ -215,9 +215,9 @@ def test_whatever_a_source_says_of_a_change_is_refused(harness, change):
 
 def test_an_abort_while_digests_are_taken_costs_no_other_offer(harness):
     receiver, signal = harness.receiver(), Signal()
-    ref = harness.service.offer(Slow(0.05), ["site-1"])
+    ref = harness.service.offer(Slow(0.02), ["site-1"])  # for each of 32 blocks
     other = add_tensors(harness.service, ARRAYS, ["site-1"])
-    timer = threading.Timer(0.3, signal.set)
+    timer = threading.Timer(0.1, signal.set)
     timer.start()
     with pytest.raises(AbortedError):
         RemoteSource(receiver, ref.token, QUICK, signal, digests=True)
