@@ -15,7 +15,7 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import AbortedError, ChannelClosedError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import Receiver, Signal, TensorSpec
+from flstream.streaming import Receiver, Signal, TensorSpec, connection
 from flstream.streaming import receiver as receiver_module
 from flstream.streaming.api import add_tensors, download_specs, download_tensors
 from flstream.streaming.download import RemoteSource
@@ -227,7 +227,8 @@ def test_an_abort_while_digests_are_taken_costs_no_other_offer(harness):
     signal.close()
 
 
-def test_who_takes_little_at_a_time_or_has_a_slow_source_is_not_stalled(harness):
+def test_who_takes_little_at_a_time_or_has_a_slow_source_is_not_stalled(harness, monkeypatch):
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.05)
     arrays = {"w": np.zeros(24 * MIB, np.uint8)}
     # What the sender's socket holds takes the receiver 0.4 s, and all of it 1.2 s.
     ref = add_tensors(harness.service, arrays, ["site-1"], stall_timeout=1.0)

@@ -170,6 +170,7 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
 
 def test_who_asks_much_rests_while_another_is_sent_something(harness, monkeypatch):
     monkeypatch.setattr(connection, "_LEAST_REST_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.05)
     size = 16 << 20
     ref = harness.offer({"w": torch.zeros(4 << 20)}, "site-1", "site-2")
     other, asking = (Stranger(lambda name=name: harness.socket(name)) for name in ref.deliveries)

@@ -151,8 +151,11 @@ def test_of_too_many_that_are_pending_the_oldest_goes_first(listening, monkeypat
     for sock in socks[:3]:
         assert sock.recv(1) == b""
     assert listening.listener.strangers >= 3
-    # Who comes with a key is let in all the same.
+    # Who comes with a key is let in all the same, and who is pending sees the end.
     listening.let_in()
+    listening.listener.close()
+    for sock in socks[3:]:
+        assert sock.recv(1) == b""
     for sock in socks:
         sock.close()
 
