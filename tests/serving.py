@@ -157,7 +157,7 @@ class Server:
         self._end.close()
 
     def train(self, params: Params, *sites: str, round_number: int = 1, **more: Any) -> Answered:
-        """Train at sites, and return their answers."""
+        """Train at sites, and return their answers; fetch that of one site before the next task."""
         self.ask("train", params, *sites, round_number=round_number, **more)
         return self.hear(Answered)
 

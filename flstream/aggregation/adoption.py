@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from flstream.aggregation.ahead import WriteBehind
-from flstream.aggregation.optimizers import Optimization
 from flstream.aggregation.regions import not_finite
 from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.update import CollectedUpdate, Reading
@@ -30,7 +29,6 @@ def adopt_update(
     sink: Sink,
     step: int,
     on_range: OnRange,
-    optimization: Optimization | None = None,
 ) -> str:
     """Make an update the next model.
 
@@ -45,7 +43,6 @@ def adopt_update(
         sink: Takes the next model. It is left unfinished.
         step: Bytes that are copied or folded at a time.
         on_range: Called after each range.
-        optimization: None; an adoption makes no step of an optimizer.
 
     Returns:
         Digest of the next model.
@@ -55,7 +52,7 @@ def adopt_update(
     """
     layout = base.layout
     if not all(is_adopted_whole(layout, update, rule) for update in updates):
-        return fold_updates(base, updates, rule, sink, step, on_range, optimization)
+        return fold_updates(base, updates, rule, sink, step, on_range)
     readings = [Reading(update, layout, step) for update in updates]
     digest = BodyDigest(layout)
     for start, stop in layout.ranges(step):

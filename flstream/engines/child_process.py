@@ -53,9 +53,6 @@ class ChildProcess(Generic[MessageT]):
         args: Further arguments of the function; must be picklable.
         log: File of its output.
         abort: Signal at which nobody waits for it any more; None for none.
-
-    Attributes:
-        pid: Its pid; 0 inline, where it is a thread of this process.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class ChildProcess(Generic[MessageT]):
             except BaseException:
                 self.close()
                 raise
-        self.pid = self._process.pid
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message; one that the process does not take any more is lost."""

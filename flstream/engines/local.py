@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ class LocalEngine:
             its name, its GPUs and its ends of the sockets.
         arguments: Arguments that all of them share.
         gpus: GPUs that are dealt out to them; None where all see all.
-        on_started: Called with the name and the pid of each process.
     """
 
     failure = ""
@@ -35,14 +34,12 @@ class LocalEngine:
         host: ProcessHost,
         main: str,
         arguments: Sequence[Any],
-        gpus: GpuDealer | None,
-        on_started: Callable[[str, int], None],
+        gpus: GpuDealer | None = None,
     ) -> None:
         self._host = host
         self._main = main
         self._arguments = arguments
         self._gpus = gpus
-        self._on_started = on_started
         self._workers: dict[str, Process] = {}
 
     def start(self, name: str) -> Process:
@@ -58,7 +55,6 @@ class LocalEngine:
                 if error.errno == errno.EMFILE:  # as where there is no room for the sockets
                     raise
                 raise WorkerLostError(f"its process could not be started: {error}") from error
-        self._on_started(name, process.pid)
         process.ends = ours
         self._workers[name] = process
         return process

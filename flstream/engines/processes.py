@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -160,6 +160,10 @@ class ProcessHost:
 
     Args:
         variables: Environment variables of every process, beside those of all jobs.
+
+    Attributes:
+        fork_server_pid: Number of the fork server; None before it is there.
+        on_started: Called with the name and the pid of each process that was started.
     """
 
     def __init__(self, variables: Mapping[str, str] | None = None) -> None:
@@ -170,6 +174,7 @@ class ProcessHost:
         self._turn = threading.RLock()
         self._processes: list[Process] = []
         self.fork_server_pid: int | None = None
+        self.on_started: Callable[[str, int], None] = lambda *_: None
 
     @classmethod
     def of(cls, job: Job | None = None) -> Self:
@@ -267,6 +272,7 @@ class ProcessHost:
                     process = self._fork(fd, sockets)
                 self._processes = [other for other in self._processes if not other._has_ended(0.0)]
                 self._processes.append(process)
+        self.on_started(name, process.pid)
         return process
 
     def attend(self, fd: int) -> None:

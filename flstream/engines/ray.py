@@ -128,7 +128,9 @@ class RayEngine:
         self._workers: dict[str, RayWorker] = {}
         ours, theirs = socket.socketpair()
         with theirs:
-            self.driver = host.start("ray", "flstream.engines.ray_driver:main", theirs, job, run)
+            self.driver = host.start(
+                "ray-driver", "flstream.engines.ray_driver:main", theirs, job, run
+            )
         self._pipe, self._sending = Connection(ours.detach()), threading.Lock()
         self._thread = threading.Thread(target=self._receive, name="ray-engine", daemon=True)
         self._thread.start()

@@ -86,6 +86,8 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
             yield "" if place else "devices", line
     for place, program in enumerate(need.programs):
         yield "" if place else "workflow", f"{'then ' if place else ''}{program}"
+    if job.aggregation.type != "mean":
+        yield "aggregation", str(job.aggregation.type)
     yield "model", f"{size(need.model_bytes)} in {counted(need.tensors, 'tensor')}, from {origin}"
     if measured.base_bytes:
         yield "base", f"{size(measured.base_bytes)}, mapped once by all workers of a machine"

@@ -47,36 +47,24 @@ class TaskCost(NamedTuple):
     down: Transfer = Transfer()
 
 
-class UpdateRecord(NamedTuple):
-    """Record in the journal of the file of an update that waits to be folded.
+class UpdateRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Record in the journal of an update that waits to be folded.
 
     Attributes:
-        digest: Digest of its body, as it was sent.
+        digest: Digest of the body in its file, as it was sent; empty where the record has the body.
+        body: Bytes of a small update, in the form in which they travelled.
+        header: The safetensors header of these, without the length; empty for that of the model.
         params_type: Whether it has the weights or their difference from the model.
         partial: Whether it may lack tensors of the model.
-        cost: Cost of fetching it.
+        cost: Cost of fetching it into its file.
     """
 
-    digest: str
-    params_type: Literal["FULL", "DIFF"]
-    partial: bool
-    cost: Transfer
-
-
-class InlineRecord(NamedTuple):
-    """Record in the journal of a small update, with its tensors.
-
-    Attributes:
-        body: Its bytes, in the form in which they travelled.
-        header: Its safetensors header, without the length; empty for that of the model.
-        params_type: Whether it has the weights or their difference from the model.
-        partial: Whether it may lack tensors of the model.
-    """
-
-    body: bytes
+    digest: str = ""
+    body: bytes = b""
     header: bytes = b""
     params_type: Literal["FULL", "DIFF"] = "FULL"
     partial: bool = False
+    cost: Transfer = Transfer()
 
 
 class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,17 +74,15 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
         sites: The sites with an update, in the cohort's order.
         weights: Its weight, for each of them.
         metrics: What each reported with it.
-        messages: The payload messages of ``meta``, which are mostly the same from all sites.
-        meta: For each site, the place of its own among these.
+        metas: The payload messages of ``meta``, each once: they are mostly the same from all sites.
+        meta_places: For each site, the place of its own among these.
         states: By site, the version of the state that it has left, where it has left any.
         failures: By site, the reason why it has no update.
         late: Those of them that were merely not waited for.
         cost: What it cost.
         bases: By site, the version of the state that it began with, where it had any.
         asks: Kinds of task that their code asked about, of sites that answered for the first time.
-        files: By site, what is known of its update's file, of updates that wait in files to be
-            folded by a later effect.
-        small: By site, its update, of trainings that were started and send little.
+        updates: By site, its update, of those that wait to be folded by a later effect.
         base: Version of the model that they were trained from.
         began: When it began by the virtual clock, in nanoseconds; 0 on the wall clock.
         ended: When it ended, likewise.
@@ -106,16 +92,15 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
     sites: list[str]
     weights: list[float]
     metrics: list[dict[str, float]]
-    messages: list[bytes]
-    meta: list[int]
+    metas: list[bytes]
+    meta_places: list[int]
     cost: TaskCost
     states: dict[str, StateVersion] = {}
     failures: dict[str, str] = {}
     late: list[str] = []
     bases: dict[str, StateVersion] = {}
     asks: dict[str, list[str]] = {}
-    files: dict[str, UpdateRecord] = {}
-    small: dict[str, InlineRecord] = {}
+    updates: dict[str, UpdateRecord] = {}
     base: int = 0
     began: int = 0
     ended: int = 0
@@ -123,9 +108,9 @@ class TrainResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def answers(self) -> Iterator[tuple[str, float, Mapping[str, float], bytes]]:
         """Yield each site with its weight, metrics and payload message of meta."""
-        columns = zip(self.sites, self.weights, self.metrics, self.meta, strict=True)
-        for site, weight, metrics, meta in columns:
-            yield site, weight, metrics, self.messages[meta]
+        columns = zip(self.sites, self.weights, self.metrics, self.meta_places, strict=True)
+        for site, weight, metrics, place in columns:
+            yield site, weight, metrics, self.metas[place]
 
 
 class NextResult(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -213,9 +213,10 @@ def _updates_of(record: EffectDone) -> Iterator[_WaitingUpdate]:
     """Yield the updates that an effect has left in files."""
     if (trained := _trained(record)) is not None:
         number, train, _ = trained
-        for site, update in train.files.items():
-            is_durable = record.name == "train"
-            yield _WaitingUpdate(number, site, update.digest, train.base, is_durable)
+        for site, update in train.updates.items():
+            if update.digest:
+                is_durable = record.name == "train"
+                yield _WaitingUpdate(number, site, update.digest, train.base, is_durable)
 
 
 def _flaw_after(

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from flstream.aggregation.ahead import WriteBehind
 from flstream.aggregation.fold_rule import ServerStep, TensorFold
-from flstream.aggregation.rules import AggregationRule
 from flstream.aggregation.steps import plan_step
 from flstream.aggregation.update import CollectedUpdate
 from flstream.aggregation.update_body import LocalBody, RemoteBody
@@ -19,12 +18,13 @@ from flstream.aggregation.walk import fold_updates
 from flstream.errors import SimulationError, UpdateRefusedError
 from flstream.job.bodies import MAIN
 from flstream.model.composed import ComposedSource
-from flstream.model.source import Sink, Source
+from flstream.model.source import Sink
 from flstream.runs.results import FoldResult
 from flstream.runs.site_states import discard_site_state_after
 from flstream.server.collector import SiteLost, brief
 from flstream.server.program_view import Model
 from flstream.server.scoring import weighted_metrics
+from flstream.server.task_plan import TaskPlan
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining, UpdatesToFold
 from flstream.telemetry.events import ModelRecord, SiteLog, Transfer
@@ -39,6 +39,22 @@ if TYPE_CHECKING:
     from flstream.server.run_state import RunState
 
 ResultT = TypeVar("ResultT")
+
+
+class FoldedModel(NamedTuple):
+    """A model that a fold has made.
+
+    Attributes:
+        record: Its record in the journal.
+        checkpoint: Seconds from the end of the walk until it was durable.
+        at: Site in whose process it was made; empty for the server's.
+        is_link: Whether it is an update's own file, under a second name.
+    """
+
+    record: ModelRecord
+    checkpoint: float
+    at: str = ""
+    is_link: bool = False
 
 
 class CohortFold:
@@ -64,8 +80,6 @@ class CohortFold:
         clipped: Sites whose update was scaled down.
         refused: By site, the reason why its update turned out to be of no use.
         kept: By site, the digest of its last model, where that is kept.
-        at: Site in whose process the model was made; empty for the server's.
-        checkpoint: Seconds from the end of the walk until the model was durable.
         keeps_last: Whether the last models of the sites are kept, as somebody collects them.
     """
 
@@ -83,7 +97,7 @@ class CohortFold:
         self._state = state
         self.context = context = state.context
         self.store = store = state.store
-        self.update_store = state.update_store
+        self.update_store, self.tasks = state.update_store, state.tasks
         self.to_fold = to_fold
         self.model = model
         optimizer = step
@@ -98,9 +112,6 @@ class CohortFold:
         self.clipped: list[str] = []
         self.refused: dict[str, str] = {}
         self.kept: dict[str, str] = {}
-        self.at = ""
-        self._is_link = False
-        self.checkpoint = 0.0
         self._numbers: Mapping[str, float] = {}
         self._adopts = adopts
         self._at = at
@@ -125,25 +136,26 @@ class CohortFold:
         # The task under way whose updates are added up as they come, and how far that is.
         self._sums: PartialSum | None = None
         self._run: TaskRun | None = None
-        self._group = 0
+        self._plan: TaskPlan | None = None
         self._done = 0
 
     def do(self, number: int) -> tuple[FoldResult, ModelRecord]:
         """Train the sites that have yet to train, and fold: the effect of this number."""
-        state, trained, to_fold, make = self._state, None, self.to_fold, self.make
+        state, trained, to_fold = self._state, None, self.to_fold
         context, private, round_number = state.context, state.private, state.round
         _, step_number = state.store.next_record(round_number)
+        if (unread := to_fold.unread) is not None:
+            state.trainings.begin(unread, number)
+            run = self._train(unread)
+            trained = unread.result = state.trainings.end(unread, run, run.cost, is_folded=True)
+            state.site_code.record(trained.asks)
+        began = time.monotonic()
         if self._at:
             from flstream.server.peer_fold import fold_at
 
-            make = partial(fold_at, self, self._at)
-        for training in to_fold.trainings:
-            training.combines, training.at = self._tensors is not None, self._at
-        if (unread := to_fold.unread) is not None:
-            trained = unread.result = state.trainings.perform(unread, number, self)
-            state.site_code.record(trained.asks)
-        began = time.monotonic()
-        record = make(round_number)
+            made = fold_at(self, self._at, round_number)
+        else:
+            made = self.make(round_number)
         answers = to_fold.answers(self.refused)
         weights: dict[str, float] = {}  # added up where there are several updates of a site
         for site, weight, _ in answers:
@@ -152,12 +164,12 @@ class CohortFold:
             weights=weights,
             metrics=weighted_metrics([answer[1:] for answer in answers]),
             refused=self.refused,
-            fold=time.monotonic() - began - self.checkpoint,
-            checkpoint=self.checkpoint,
+            fold=time.monotonic() - began - made.checkpoint,
+            checkpoint=made.checkpoint,
             up=self.cost,
             updates=to_fold.used,
             kept=self.kept,
-            at=self.at,
+            at=made.at,
             privacy=private.record(self, round_number, step_number) if private else None,
             train=trained,
         )
@@ -168,9 +180,9 @@ class CohortFold:
         for key, value in self._numbers.items():
             context.emit(SiteLog(round=round_number, site="", key=key, value=value))
         self._warn_of_unchanged()
-        if not self._is_link:
+        if not made.is_link:
             state.update_store.folded(to_fold)
-        return result, record
+        return result, made.record
 
     def _warn_of_unchanged(self) -> None:
         """Warn of sites that have sent the model that they received, once of each."""
@@ -188,26 +200,28 @@ class CohortFold:
                 ]
             )
 
-    def train(self, training: SiteTraining) -> TaskRun:
+    def _train(self, training: SiteTraining) -> TaskRun:
         """Train the sites of a training, and add updates to a sum as they come."""
         if (code := self._code) is not None:  # wrong groups are found before anybody trains
             from flstream.aggregation.tensor_groups import named_groups
 
             named_groups(code, self._base.layout, self.rule)
-        run, plan = self.update_store.begin(training, is_read=False)
-        self._run = run
-        if plan.group:
+        run, plan = self.tasks.begin(
+            training, is_read=False, at=self._at, combines=self._tensors is not None
+        )
+        self._run, self._plan = run, plan
+        if plan.sum_group:
             from flstream.aggregation.partial_sum import PartialSum
 
             path = self.context.run.updates(training.number) / "sum.safetensors"
             self._sums = PartialSum(path, self._base, self.rule)
-            self._group = plan.group
-        for _ in run.progress():
-            self._add_ready()
+        with closing(run.progress()) as events:
+            for _ in events:
+                self._add_ready()
         self._run = None
         return run
 
-    def make(self, round_number: int) -> ModelRecord:
+    def make(self, round_number: int) -> FoldedModel:
         """Fold what is not part of a sum yet, and write the next model, durably."""
         began, updates = time.monotonic(), self.updates_left()
         if self._sums is not None:
@@ -217,30 +231,44 @@ class CohortFold:
             self._take(updates)  # it was checked as it came
             file, digest = whole
             record = self.store.link(self.model, round_number, file, {MAIN: digest})
-            self._is_link, self.checkpoint = True, time.monotonic() - began
             self._note_digest(digest)
-            return record
-        walk: Callable[..., str] = partial(fold_updates, earlier=self._sums)
-        if self._adopts:
-            from flstream.aggregation.adoption import adopt_update
-
-            walk = adopt_update
-        elif self._code is not None:
-            walk = self._fold_groups
+            return FoldedModel(record, time.monotonic() - began, is_link=True)
         with self.store.writing(self.model, round_number, optimizer=self.optimizer) as draft:
             with closing(WriteBehind(draft.target.layout, draft.target.write)) as sink:
-                walk = partial(walk, self._base, rule=self.rule, sink=sink, on_range=self.progress)
-                _, digest = self.fold_sound(updates, partial(walk, optimization=draft.optimization))
+                walk = partial(self._walk, sink, draft.optimization)
+                _, digest = self.fold_sound(updates, walk)
             self._note_digest(digest)
             folded = time.monotonic()
             record = self.store.finish(partial(draft.finish, digest), round_number, self.model)
-        self.checkpoint = time.monotonic() - folded
-        return record
+        return FoldedModel(record, time.monotonic() - folded)
+
+    def _walk(
+        self,
+        sink: Sink,
+        optimization: Optimization | None,
+        updates: Sequence[CollectedUpdate],
+        step: int,
+    ) -> str:
+        """Walk over updates and the model, and return the digest of the next one."""
+        how = self.rule, sink, step, self.progress
+        if self._adopts:
+            from flstream.aggregation.adoption import adopt_update
+
+            return adopt_update(self._base, updates, *how)
+        if self._code is not None:
+            return self._fold_groups(self._code, sink, optimization, updates, step)
+        return fold_updates(self._base, updates, *how, optimization, self._sums)
 
     def fold_sound(
-        self, collected: Sequence[CollectedUpdate], fold: Callable[..., ResultT]
+        self,
+        collected: Sequence[CollectedUpdate],
+        fold: Callable[[Sequence[CollectedUpdate], int], ResultT],
     ) -> tuple[Sequence[CollectedUpdate], ResultT]:
         """Fold those updates that are sound.
+
+        Args:
+            collected: The updates.
+            fold: Folds updates, so many bytes at a time.
 
         Returns:
             The sound updates, and what the fold has returned.
@@ -252,7 +280,7 @@ class CohortFold:
                 if self._keeper is not None:
                     for update in {update.site: update for update in sound}.values():  # its last
                         self._keeper.keep(update, step)
-                folded = fold(updates=sound, step=step)
+                folded = fold(sound, step)
             except UpdateRefusedError as error:
                 for refused in [update for update in sound if update.site == error.site]:
                     sound.remove(refused)
@@ -265,26 +293,22 @@ class CohortFold:
 
     def _fold_groups(
         self,
-        base: Source,
-        updates: Sequence[CollectedUpdate],
-        rule: AggregationRule,
+        code: TensorFold,
         sink: Sink,
-        step: int,
-        on_range: Callable[[int], None],
         optimization: Optimization | None,
+        updates: Sequence[CollectedUpdate],
+        step: int,
     ) -> str:
         """Combine groups of tensors, and fold the others; return the next model's digest."""
         from flstream.aggregation.tensor_groups import combined_groups
 
-        code = self._code
-        assert code is not None
         path = self.context.run.updates(self.to_fold.trainings[0].number) / "groups.safetensors"
         budget = self.context.job.aggregation.memory_budget
-        with combined_groups(base, updates, rule, code, path, step, budget, on_range) as groups:
+        what = self._base, updates, self.rule, code, path, step, budget, self.progress
+        with combined_groups(*what) as groups:
             self._numbers = groups.numbers
-            return fold_updates(
-                groups.base, groups.updates, groups.rule, sink, step, on_range, optimization
-            )
+            how = groups.rule, sink, step, self.progress, optimization
+            return fold_updates(groups.base, groups.updates, *how)
 
     @property
     def _code(self) -> TensorFold | None:
@@ -311,12 +335,14 @@ class CohortFold:
         for training in self.to_fold.trainings:
             members = members_of.get(id(training), [])
             if training is self.to_fold.unread:
-                lost = [site for _, site in members if site not in training.bodies]
-                failures = self.update_store.train_again(training, lost) if lost else {}
+                lost = [site for _, site in members if site not in training.collected]
+                assert self._plan is not None
+                again = self.tasks.train_again
+                failures = again(training, lost, self._plan) if lost else {}
                 for site, reason in failures.items():
                     self._leave_out(SiteLost(site, reason))
                 members = [member for member in members if member[1] not in failures]
-                updates = [training.bodies[site] for _, site in members]
+                updates = [training.collected[site] for _, site in members]
             else:
                 updates = list(self.update_store.updates(training, [site for _, site in members]))
             for update, (place, _) in zip(updates, members, strict=True):
@@ -377,21 +403,24 @@ class CohortFold:
 
     def _add(self, sums: PartialSum, updates: Sequence[CollectedUpdate]) -> None:
         """Add the next updates to the sum, and let go of them."""
-        for update in self.fold_sound(updates, partial(sums.add, on_range=self.progress))[0]:
+        sound, _ = self.fold_sound(
+            updates, lambda sound, step: sums.add(sound, step, self.progress)
+        )
+        for update in sound:
             update.body.release()
 
     def _add_ready(self) -> None:
         """Add to the sum what has come in without a gap, a group at a time."""
-        run = self._run
-        if self._sums is None or run is None:
+        run, plan = self._run, self._plan
+        if self._sums is None or run is None or plan is None:
             return
         collector = run.collector
         settled, at_hand = collector.settled, collector.updates
         ready = collector.cohort[self._done : settled]
         updates = [at_hand[site] for site in ready if site in at_hand]
         # Where so many have failed that the window has no group in it, workers would wait for ever.
-        is_full = settled - self._done >= 2 * self._group
-        if len(updates) >= self._group or is_full:
+        is_full = settled - self._done >= 2 * plan.sum_group
+        if len(updates) >= plan.sum_group or is_full:
             self._done = settled
             self._add(self._sums, updates)
             for update in updates:
@@ -412,7 +441,7 @@ class CohortFold:
                     folder = self.context.run.site(site)
                     discard_site_state_after(folder, training.number - 1, before)
             self.context.emit(lost.event(training.round))
-            training.bodies.pop(site, None)
+            training.collected.pop(site, None)
             training.check_left(self.refused)
 
 

@@ -13,6 +13,7 @@ from flstream.runs.results import CollectResult
 from flstream.runs.small_files import temporary_of
 from flstream.server.arguments import check_not_private
 from flstream.server.collector import ResultCollector
+from flstream.server.fleet import check_states_of
 from flstream.server.program_view import Model, SiteModel, SiteModels
 from flstream.server.stored_model import opened
 from flstream.server.task_plan import plan_task
@@ -174,7 +175,7 @@ class ModelCollection:
         files = UpdateFiles(context.run.updates(effect), lambda _: form)
         run = TaskRun(context, spec, plan, collector, files if plan.in_files else None)
         run.run()
-        self._state.update_store.check_states(tasks, collector.failures)
+        check_states_of(context.run, tasks, collector.failures)
         digests = {}
         for site in sites:
             if (update := collector.updates.get(site)) is None:

@@ -97,7 +97,9 @@ class TaskWaits(NamedTuple):
                     f"{format_seconds(self.progress)} ({PROGRESS_KEY}); "
                     f"{brief_names(sites())} did not answer: see their logs, or allow more"
                 )
+            began = monotonic()
             yield has_moved
+            moved += monotonic() - began  # what the server does meanwhile is no silence of theirs
 
 
 UNLIMITED = TaskWaits()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from msgspec.structs import replace
 
@@ -13,8 +13,12 @@ from flstream.errors import SimulationError
 from flstream.job import Job
 from flstream.job.device import SiteDevice
 from flstream.runs.results import StateVersion
+from flstream.runs.site_states import check_states
 from flstream.server.sampling import site_seed
 from flstream.worker.messages import SiteTask
+
+if TYPE_CHECKING:
+    from flstream.runs.run_directory import RunDirectory
 
 SeedKind = Literal["train", "evaluate", "submit_model"]
 """Kind of a task, as far as its random numbers go."""
@@ -307,3 +311,17 @@ def with_states(
 ) -> Mapping[str, SiteTask]:
     """Return the parts of a task, with the states that sites begin with; empty ones for others."""
     return {site: replace(task, state=states.get(site)) for site, task in tasks.items()}
+
+
+def check_states_of(
+    run: RunDirectory, tasks: Mapping[str, SiteTask], failed: Iterable[str]
+) -> None:
+    """Refuse to continue if the state of a site that failed is missing or damaged.
+
+    Without that site, the model would have other bits.
+
+    Raises:
+        ResumeRefusedError: A state is missing or damaged; the message names it.
+    """
+    states = [(site, state) for site in failed if (state := tasks[site].state) is not None]
+    check_states(run, states)

@@ -122,11 +122,14 @@ def store(state: RunState, model: Model, path: Path) -> Model:
 
     def do(number: int) -> tuple[None, ModelRecord]:
         assert source is not None
-        file, metadata = state.store.prepare(model, state.round), state.store.metadata
-        write_checkpoint(file, source, metadata(model, state.round))
-        optimizer = state.store.keep_state(model, file)
-        beside = {MAIN: digest, **optimizer}
-        return None, state.store.finish(lambda: beside, state.round, model)
+        file = state.store.prepare(model, state.round)
+
+        def make_durable() -> dict[str, str]:
+            optimizer = state.store.keep_state(model, file)
+            write_checkpoint(file, source, state.store.metadata(model, state.round))
+            return {MAIN: digest, **optimizer}
+
+        return None, state.store.finish(make_durable, state.round, model)
 
     done = state.journal.once("store", state.round, f"store({path.name})", arguments, do, NoneType)
     assert done.model is not None

@@ -422,7 +422,10 @@ class ModelStore:
             best: Versions of the best evaluated models.
             in_use: Further versions that stay, beside those that a workflow or update refers to.
         """
-        used = {*in_use, *self._handles.keys(), self.newest.record.version}
+        # In one step: a thread of the pool may look up what an update was trained from meanwhile.
+        handles = [reference() for reference in self._handles.valuerefs()]
+        used = {handle.version for handle in handles if handle is not None}
+        used.update(in_use, [self.newest.record.version])
         # First, since whoever closes a removed file last waits until its pages are free.
         for version in self._opened - used:
             self._models[version].close()

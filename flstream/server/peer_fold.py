@@ -25,18 +25,18 @@ from flstream.errors import (
     WorkerLostError,
 )
 from flstream.runs.model_files import OPTIMIZER
-from flstream.server.cohort_fold import CohortFold
+from flstream.server.cohort_fold import CohortFold, FoldedModel
 from flstream.server.collector import PROGRESS_KEY
 from flstream.server.updates import inline_record
 from flstream.server.worker_handle import WorkerHandle
-from flstream.telemetry.events import ModelRecord, Transfer, Warned
+from flstream.telemetry.events import Transfer, Warned
 from flstream.text import MOST_QUOTED, shortened
 from flstream.units import format_seconds
 from flstream.worker.messages import Offered, SiteAnswer
 from flstream.worker.peer_messages import Folded, Folding, FoldTask, Offer
 
 
-def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelRecord:
+def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> FoldedModel:
     """Fold a cohort's updates in the process of a site into the next model, which is durable.
 
     If that process is lost, its own update is made again, and the next site folds.
@@ -46,9 +46,9 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
     while sites:
         for training in fold.to_fold.trainings:
             # The sites of the others train again: their workers have died.
-            training.bodies = {
+            training.collected = {
                 site: update
-                for site, update in training.bodies.items()
+                for site, update in training.collected.items()
                 if not isinstance(update.body, RemoteBody) or _worker_with(fold, update)
             }
         updates = fold.updates_left()
@@ -73,8 +73,8 @@ def fold_at(fold: CohortFold, at: Sequence[str], round_number: int) -> ModelReco
             context.emit(Warned(message=f"{message}: {reason}; the fold is done again"))
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            fold.at, fold.checkpoint = site, folded.checkpoint + time.monotonic() - linked
-            return record
+            seconds = folded.checkpoint + time.monotonic() - linked
+            return FoldedModel(record, seconds, at=site)
     reasons = "; ".join(f"{site}: {reason}" for site, reason in lost.items())
     raise SimulationError(
         f"no site is left to fold the updates of round {round_number}: {reasons}; "
@@ -93,7 +93,7 @@ def _walk(
     """Ask a worker for the walk, and for a durable model."""
     store, model, optimizer = fold.store, fold.model, fold.optimizer
     assert optimizer is None or isinstance(optimizer, ServerOptimizer)
-    base, most = store.source(model), fold.update_store.waits.progress
+    base, most = store.source(model), fold.tasks.waits.progress
     state = None if optimizer is None else store.beside(model, OPTIMIZER)
     sites = [update.site for update in updates]
     task = FoldTask(

@@ -124,7 +124,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task, whose sites fail or are queued again if the process is lost."""
+        """Do a task; if the process is lost, its sites fail or are queued again."""
         settled: set[str] = set()
 
         def report(callback: Callback, *sites: str) -> None:

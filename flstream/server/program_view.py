@@ -39,8 +39,9 @@ class Update:
 
     Attributes:
         site: Name of the site.
-        weight: Weight that its site gave it: ``meta["num_examples"]``, else the number of steps,
-            else 1. A fold multiplies it by the site's factor in ``aggregation.weights``, if any.
+        weight: Weight that its site gave it: ``meta["num_examples"]``, else the number of steps
+            (``meta["NUM_STEPS_CURRENT_ROUND"]``), else 1. A fold multiplies it by the site's factor
+            in ``aggregation.weights``, if any.
         metrics: What the site reported with it, by name.
         base: The model that it was trained from.
         training: The task that it came of.
@@ -57,7 +58,7 @@ class Update:
 
     @property
     def ok(self) -> bool:
-        """Whether it has tensors: a site whose training failed has sent none."""
+        """Whether the site answered without a failure."""
         return not self.failure
 
     @property

@@ -208,10 +208,10 @@ class ReceivedTensors:
 
     def _changed_at(self, version: int, name: str) -> int:
         """Return the last version up to this one whose fold may have changed a tensor."""
-        while version and (changed := self._changed.get(version)) is not None:
+        while (changed := self._changed.get(version)) is not None:
             if any(name in self._entry("send", entry) for entry in changed):
                 break
-            version -= 1
+            version = self._parents[version]
         return version
 
 

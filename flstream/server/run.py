@@ -29,7 +29,7 @@ from flstream.server.program_view import (
     Updates,
 )
 from flstream.server.sampling import sample_sites
-from flstream.telemetry.events import ProcessStarted, SiteLog
+from flstream.telemetry.events import SiteLog
 
 if TYPE_CHECKING:
     from flstream.engines.child_process import ChildProcess
@@ -104,9 +104,9 @@ class Run:
 
     @property
     def idle(self) -> Sequence[str]:
-        """Sites of :attr:`sites` without a training in flight, which follow what the workflow does.
+        """Sites of :attr:`sites` without a training in flight, in an order that answers decide.
 
-        Their order is decided by what was started and answered before. On the virtual clock, where
+        It changes as the workflow starts trainings and takes answers. On the virtual clock, where
         nothing is in flight and nobody is there, time goes on until somebody is.
         """
         state = self._state
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def in_flight(self) -> Sequence[str]:
-        """The sites whose answer :meth:`next` has yet to return, likewise."""
+        """Sites with a training in flight, whose answer :meth:`next` has yet to return."""
         return self._state.fleet.in_flight
 
     @property
@@ -467,7 +467,7 @@ class Run:
                 without limit.
         """
         if not self._state.context.job.engine.is_inline:  # where sites wait for each other
-            self._state.update_store.waits = TaskWaits(start, progress)
+            self._state.tasks.waits = TaskWaits(start, progress)
 
     @uncatchable
     def adopt(self, updates: Sequence[Update]) -> Model:
@@ -694,10 +694,7 @@ class Run:
         if context.host is None:
             raise WorkflowError(f"the process {name} is started when the job is run")
         call, log, abort = (target, context.job.rounds, *args), context.run.log(name), context.abort
-        process = ChildProcess[Any](context.host, name, kinds, *call, log=log, abort=abort)
-        if process.pid:  # inline, all of it is one process
-            context.emit(ProcessStarted(process=name, pid=process.pid))
-        return process
+        return ChildProcess[Any](context.host, name, kinds, *call, log=log, abort=abort)
 
     def path_of(self, model: Model) -> Path:
         """Return the path of a model's file, which is not to be changed.

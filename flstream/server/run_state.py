@@ -27,6 +27,7 @@ from flstream.server.scoring import ScoringEffects, weighted_metrics
 from flstream.server.site_code import SiteCode
 from flstream.server.training import SiteTraining
 from flstream.server.training_effects import TrainingEffects
+from flstream.server.training_tasks import TrainingTasks
 from flstream.server.update_store import UpdateStore
 from flstream.telemetry.events import (
     AnyEvent,
@@ -112,6 +113,7 @@ class RunState:
         journal: The effects.
         store: The models.
         update_store: The updates that are not settled yet.
+        tasks: Makes the tasks of trainings.
         received: What sites have of models of which they were sent parts.
         trainings: The effects of trainings.
         unchanged: Sites that have sent the model that they received, of which there was a warning.
@@ -139,6 +141,7 @@ class RunState:
         self.store = store
         self.received = ReceivedTensors(store)
         self.update_store = UpdateStore(context, store, self.received)
+        self.tasks = TrainingTasks(context, store, self.update_store, self.received)
         self.fleet = Fleet(job)
         self.clock: SimulatedClock | None = None
         if job.time.is_virtual:
@@ -216,7 +219,7 @@ class RunState:
         """Begin with the next workflow, by its place among those of the job, from 0."""
         self.stage, self.stopping = place, EarlyStopping(self.context.job)
         self._program_path = str(self.context.job.stages[place].program_file)
-        self.update_store.waits = UNLIMITED
+        self.tasks.waits = UNLIMITED
         self.site_code.source = self.context.job.stages[place].args.evaluate
         if self.private is not None:
             self.private.begin_stage(self.stopping)
@@ -301,7 +304,7 @@ class RunState:
             seen.add(name)
 
     def settle_failures(self, contributed: Iterable[str] | None = None) -> None:
-        """Bench who is due by the records that are final now.
+        """Ask sites no more that failed too often.
 
         Args:
             contributed: Sites whose updates are part of a model that was made; None without one.

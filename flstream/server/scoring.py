@@ -14,6 +14,7 @@ from flstream.runs.results import ScoreResult
 from flstream.runs.site_scores import by_site, columns_of
 from flstream.server.arguments import check_name, check_scored, check_values
 from flstream.server.collector import ResultCollector
+from flstream.server.fleet import check_states_of
 from flstream.server.program_view import Model, SiteModel, SiteScores
 from flstream.server.sampling import site_seed
 from flstream.server.task_plan import plan_task
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ScoringEffects:
-    """Has sites score models: does each effect that is new, and replays the others.
+    """Evaluations of models by sites or the evaluator: done once, and replayed.
 
     Attributes:
         best_version: Version of the best model so far; None before there is one.
@@ -246,7 +247,7 @@ class ScoringEffects:
             lossy=lossy,
             seconds=seconds,
             hosts=hosts,
-            waits=state.update_store.waits,
+            waits=state.tasks.waits,
         )
 
     def _ask(self, spec: TaskSpec, what: str, *, counts: bool, is_due: bool = False) -> TaskRun:
@@ -258,7 +259,7 @@ class ScoringEffects:
         plan = plan_task(context.job, spec.model.layout, len(sites))
         run = TaskRun(context, spec, plan, collector)
         run.run()
-        state.update_store.check_states(spec.sites, collector.failures)
+        check_states_of(state.context.run, spec.sites, collector.failures)
         answers = collector.answers
         is_expected = is_due and kinds_asked.source == "auto"
         unaware = [

@@ -86,7 +86,7 @@ class StartedTrainings:
         Args:
             at_once: Whether a worker that is free gets those that there are.
         """
-        store = self._state.update_store
+        store = self._state.tasks
         while self._waiting:
             training = self._waiting.popleft()
             (site,) = training.tasks
@@ -100,7 +100,7 @@ class StartedTrainings:
                 if not most:
                     run, plan = store.begin(training, is_read=True)
                     self._expect(training)
-                    self._hand_out([training], run, own=plan.own)
+                    self._hand_out([training], run, own=plan.has_own_workers)
                     continue
                 group = self._small[alike] = SmallTrainings(most, store.bytes_down(training), [])
             if training.clocks:
@@ -120,7 +120,7 @@ class StartedTrainings:
 
     def _hand_out_small(self, alike: object) -> None:
         """Give a worker small trainings that are alike, those that have waited longest."""
-        store, waiting = self._state.update_store, self._small[alike].trainings
+        store, waiting = self._state.tasks, self._small[alike].trainings
         most = store.small_batch(waiting[0], len(self._in_flight))
         group, self._small[alike].trainings[:] = waiting[:most], waiting[most:]
         if not waiting:
@@ -159,7 +159,7 @@ class StartedTrainings:
         if training.late_model is None:
             return
         (site,) = training.tasks
-        tensors, changes = self._state.update_store.late_part(training, site)
+        tensors, changes = self._state.tasks.late_part(training, site)
         if training.clocks:
             now = self._state.now
             training.clocks[site].arrive_late(now, run.spec.late_bytes(tensors, changes))
@@ -219,7 +219,7 @@ class StartedTrainings:
     def _await_next(self, limit: float) -> str | None:
         assert self._events is not None
         state = self._state
-        picture, number, waits = state.context.picture, state.round, state.update_store.waits
+        picture, number, waits = state.context.picture, state.round, state.tasks.waits
         picture.begin("training", number, len(self._in_flight), self._activities)
         events = waits.expecting(self._events, "train task", number, lambda: list(self._in_flight))
         is_over = False

@@ -28,20 +28,23 @@ class TaskPlan(NamedTuple):
     """Plan of one task.
 
     Attributes:
-        own: Whether each site has its own worker, in which its update stays until it is folded.
-        sites: Number of sites that a worker is given at a time.
+        has_own_workers: Whether each site has its own worker, in which its update stays until it is
+            folded.
+        batch_size: Number of sites that a worker is given at a time.
         is_inline: Whether updates are so small that they travel in the answers.
         in_files: Whether updates wait in files.
-        group: Number of updates that are added to the partial sum at a time; 0 for no sum.
+        sum_group: Number of updates that are added to the partial sum at a time; 0 for no sum.
         combines: Whether groups of whole tensors are combined, which takes updates in files.
+        at: Sites of which one folds the updates; none for the server.
     """
 
-    own: bool
-    sites: int
+    has_own_workers: bool
+    batch_size: int
     is_inline: bool
     in_files: bool
-    group: int
+    sum_group: int
     combines: bool = False
+    at: Sequence[str] = ()
 
     def inline_bytes(self, layout: Layout) -> int:
         """Most bytes of an update of a model that travels in the answer; 0 where none does."""
@@ -55,7 +58,7 @@ def plan_task(
     *,
     needs_all_updates: bool = True,
     is_read: bool = False,
-    at_site: bool = False,
+    at: Sequence[str] = (),
     is_partial: bool = False,
     combines: bool = False,
 ) -> TaskPlan:
@@ -67,8 +70,8 @@ def plan_task(
         cohort: Number of sites.
         needs_all_updates: Whether the fold needs all updates at once, and not only their sum.
         is_read: Whether the workflow reads the updates, which then wait in files, before a fold.
-        at_site: Whether a site folds the updates. Where workers are shared, these write them to
-            files: nothing comes to the server.
+        at: Sites of which one folds the updates; none for the server. Where workers are shared,
+            these write the updates to files: nothing comes to the server.
         is_partial: Whether sites are sent parts of models, which may differ from site to site.
         combines: Whether the fold combines groups of whole tensors, which it reads in any order.
 
@@ -78,14 +81,14 @@ def plan_task(
     workers = job.clients.workers
     if workers == job.clients.count:
         in_files = is_read or combines
-        return TaskPlan(True, 1, is_inline=False, in_files=in_files, group=0, combines=combines)
-    if at_site and job.paces_links:
+        return TaskPlan(True, 1, False, in_files, 0, combines=combines, at=at)
+    if at and job.paces_links:
         raise UsageError(
             "where sites fold, and links are emulated (network), each site needs a worker of its "
             f"own; set clients.parallel = {job.clients.count}"
         )
-    if at_site:
-        return TaskPlan(own=False, sites=1, is_inline=False, in_files=True, group=0)
+    if at:
+        return TaskPlan(False, 1, is_inline=False, in_files=True, sum_group=0, at=at)
     size = max(layout.nbytes, 1)
     is_plain = not job.paces_links and not job.streaming.codecs.of_updates.is_framed
     if is_plain and size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
@@ -93,11 +96,13 @@ def plan_task(
             -(-cohort // workers), _TASK_BYTES // (size + len(layout.plain_header)), _MOST_SITES
         )
         sites = 1 if is_partial else max(sites, 1)
-        return TaskPlan(False, sites, is_inline=True, in_files=is_read, group=0, combines=combines)
+        return TaskPlan(
+            False, sites, is_inline=True, in_files=is_read, sum_group=0, combines=combines
+        )
     group = max(4, 2 * workers)
     if needs_all_updates or is_read or combines or cohort <= group:
         group = 0
-    return TaskPlan(False, 1, is_inline=False, in_files=True, group=group, combines=combines)
+    return TaskPlan(False, 1, is_inline=False, in_files=True, sum_group=group, combines=combines)
 
 
 # Files with what a codec has left out that a site has at most: of its last states, and the next.
@@ -137,8 +142,8 @@ def plan_disk(
         )
     waiting = cohort if plan.in_files else 0
     sums = 0
-    if plan.group:
-        waiting = 2 * plan.group
+    if plan.sum_group:
+        waiting = 2 * plan.sum_group
         sums = 8 * sum(spec.elements for spec in layout.tensors)
     # Updates of trainings that were started: small ones lie in the journal.
     if layout.nbytes > RECORD_BYTES:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
@@ -151,9 +151,9 @@ class TaskRun:
         for site, clock in self._clocks.items():
             if (absent := clock.arrive(spec.bytes_down(site))) is not None:
                 self._away[site] = absent
-        ahead = 2 * plan.group if plan.group else None
+        ahead = 2 * plan.sum_group if plan.sum_group else None
         self._queue = SiteQueue(
-            spec.cohort, plan.sites, ahead, own=plan.own, absent=self._away.keys()
+            spec.cohort, plan.batch_size, ahead, own=plan.has_own_workers, absent=self._away.keys()
         )
         parts, self.late_tensors = spec.task.parts, None
         if parts is not None and parts.is_late:
@@ -169,20 +169,21 @@ class TaskRun:
         for _ in self.progress():
             pass
 
-    def progress(self) -> Iterator[None]:
-        """Run the task as :meth:`run` does, and yield after each event."""
+    def progress(self) -> Generator[None]:
+        """Run the task as :meth:`run` does, and yield after each event; close it at the end."""
         spec, began = self.spec, time.monotonic()
         self._picture.begin(_AT_WORK[spec.kind], spec.task.round, len(spec.cohort), self.activities)
         self.leave_out_away()
         workers = self._workers()
         if workers:
-            events = self._context.pool.perform(self._queue, self, workers)
-            for has_moved in spec.waits.expecting(
-                events, f"{spec.kind} task", spec.task.round, self._unsettled
-            ):
-                self._picture.emit_snapshot(at_once=not has_moved)
-                self._leave_late()
-                yield
+            # Closed also where the run fails here: else workers would be given what is left.
+            with closing(self._context.pool.perform(self._queue, self, workers)) as events:
+                for has_moved in spec.waits.expecting(
+                    events, f"{spec.kind} task", spec.task.round, self._unsettled
+                ):
+                    self._picture.emit_snapshot(at_once=not has_moved)
+                    self._leave_late()
+                    yield
         assert self.collector.settled == len(spec.cohort)
         self._leave_stragglers()
         self.cost = self._cost(began, len(workers))
@@ -241,9 +242,9 @@ class TaskRun:
 
     def _workers(self) -> Sequence[str]:
         cohort = [site for site in self.spec.cohort if site not in self._away]
-        if self._plan.own:
+        if self._plan.has_own_workers:
             return cohort
-        return self._context.pool.free_first(-(-len(cohort) // self._plan.sites))
+        return self._context.pool.free_first(-(-len(cohort) // self._plan.batch_size))
 
     def perform(self, worker: WorkerHandle, sites: SiteBatch, report: ReportCallback) -> None:
         """Run the task for some sites on a worker, and collect their updates; on a pool's thread.
@@ -460,7 +461,7 @@ class TaskRun:
 
     def _cost(self, began: float, workers: int) -> TaskCost:
         ended = time.monotonic()
-        if self._plan.own:
+        if self._plan.has_own_workers:
             arrived = max(self.arrived_at, began)
             return TaskCost(arrived - began, ended - arrived, down=self.down)
         count = workers or 1

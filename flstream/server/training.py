@@ -63,19 +63,17 @@ class SiteTraining:
         own_meta: By site, such a message in its place, where each site is sent its own.
         number: Number of the effect that did it; 0 before.
         oldest: Number of the earliest effect that the run may go back to.
-        bodies: Updates at hand, by site.
+        collected: Updates at hand, by site.
         result: What came of it; None before its sites have trained.
         is_folded: Whether its updates were folded as they came, so that none is left.
         is_started: Whether one site was started: its answer is synced with the next effect alone.
         is_asked: Whether sites may answer without tensors, where their answers are read first.
         wait: How long its updates have waited; None where they have not.
-        at: Sites of which one folds its updates; none for the server, or where nobody knows yet.
         parts: The tensors that its sites are sent and send back; None for the whole model.
         late_model: The model of which the sites are sent tensors while they train; None before it
             is made, or where they are sent none.
         whole: The sites that are sent the whole model, since they lack what the others have; None
             before that is known.
-        combines: Whether its fold combines groups of whole tensors.
         clocks: Simulated clocks of its sites, by name; none on the wall clock.
         began: When it began by the virtual clock; 0 on the wall clock.
         taken_at: When its result was taken, by the machine's monotonic clock, in seconds.
@@ -94,14 +92,12 @@ class SiteTraining:
     meta: bytes
     number: int = 0
     oldest: int = 0
-    bodies: dict[str, CollectedUpdate] = field(default_factory=dict)
+    collected: dict[str, CollectedUpdate] = field(default_factory=dict)
     result: TrainResult | None = None
     is_folded: bool = False
     is_started: bool = False
     is_asked: bool = False
     wait: UpdateWait | None = None
-    at: Sequence[str] = ()
-    combines: bool = False
     parts: ModelParts | None = None
     late_model: Model | None = None
     whole: frozenset[str] | None = None
@@ -160,8 +156,7 @@ class SiteTraining:
     def has_tensors(self, site: str) -> bool:
         """Return whether a site that has answered has sent tensors."""
         result = self.settled()
-        kept = self.bodies.keys() | result.files.keys() | result.small.keys()
-        return not self.is_asked or self.is_folded or site in kept
+        return not self.is_asked or self.is_folded or site in {*self.collected, *result.updates}
 
     def updates(self) -> Sequence[Update]:
         """The updates, in the cohort's order; the sites train now if they have not."""

@@ -24,9 +24,8 @@ from flstream.server.arguments import (
     check_values,
     check_wait,
 )
-from flstream.server.cohort_fold import CohortFold
 from flstream.server.effects import uncatchable
-from flstream.server.fleet import with_states
+from flstream.server.fleet import check_states_of, with_states
 from flstream.server.program_view import Model, Update, Updates
 from flstream.server.task_run import TaskRun
 from flstream.server.training import SiteTraining
@@ -204,7 +203,7 @@ class TrainingEffects:
             ended = time.monotonic()
             arrived = min(max(run.arrived_at, began), ended)
             cost = TaskCost(arrived - began, ended - arrived, down=run.down)
-            result = self._result(training, run, cost)
+            result = self.end(training, run, cost)
             if result.failures and not may_fail:
                 failed, reason = next(iter(result.failures.items()))
                 raise SimulationError(
@@ -401,37 +400,29 @@ class TrainingEffects:
             training.round,
             training.request,
             training.arguments,
-            lambda number: (self.perform(training, number), None),
+            lambda number: (self._run(training, number), None),
             TrainResult,
         )
         self.take(training, done.result, done.number)
 
-    def perform(
-        self, training: SiteTraining, number: int, fold: CohortFold | None = None
-    ) -> TrainResult:
-        """Run a training: give its sites the task, and wait for their answers.
+    def _run(self, training: SiteTraining, number: int) -> TrainResult:
+        """Run a training; its updates are in durable files on return."""
+        self.begin(training, number)
+        run, _ = self._state.tasks.begin(training, is_read=True)
+        run.run()
+        return self.end(training, run, run.cost)
 
-        Args:
-            training: One that is not done.
-            number: Number of the effect.
-            fold: Takes the updates as they come; None has them wait in files, which are durable on
-                return.
-        """
-        state, store = self._state, self._state.update_store
+    def begin(self, training: SiteTraining, number: int) -> None:
+        """Begin a training as a part of an effect, or as one: its sites are given tasks next."""
+        state = self._state
         # One of them may have been started since it was asked.
-        check_idle("train", training.tasks, self._state.in_flight)
+        check_idle("train", training.tasks, state.in_flight)
         training.number = number
         state.retire_models()
         training.tasks = state.fleet.up_to_date(training.tasks)
         self._find_whole(training)
         training.oldest = state.oldest_effect
         self._begin_clocks(training)
-        if fold is not None:
-            run = fold.train(training)
-        else:
-            run, _ = store.begin(training, is_read=True)
-            run.run()
-        return self._result(training, run, run.cost, in_files=fold is None)
 
     def _begin_clocks(self, training: SiteTraining) -> None:
         """Begin a training now, where its time is simulated."""
@@ -439,18 +430,18 @@ class TrainingEffects:
             training.clocks = clock.begin(training.tasks, training.seconds)
             training.began = clock.now
 
-    def _result(
-        self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, in_files: bool = True
+    def end(
+        self, training: SiteTraining, run: TaskRun, cost: TaskCost, *, is_folded: bool = False
     ) -> TrainResult:
-        """Result of a training that is over; its updates are durable, where they are in files."""
+        """Return the result of a training that is over, and keep its updates unless folded now."""
         state, store, tasks = self._state, self._state.update_store, training.tasks
         # A task may have been for others, too, that were started like this one.
         reasons = run.collector.failures
         failures = {site: reasons[site] for site in tasks if site in reasons}
-        store.check_states(tasks, failures)
+        check_states_of(state.context.run, tasks, failures)
         updates = run.collector.updates
-        training.bodies |= {site: updates[site] for site in tasks if site in updates}
-        files, small = store.keep(training) if in_files else ({}, {})
+        training.collected |= {site: updates[site] for site in tasks if site in updates}
+        waiting = {} if is_folded else store.keep(training)
         answers_by_site = run.collector.answers
         answers = [answers_by_site[site] for site in tasks if site in answers_by_site]
         state.warn_of_late(answers)
@@ -460,22 +451,21 @@ class TrainingEffects:
         ends = {site: clock.end.time for site, clock in clocks if clock.end is not None}
         # None where it was started alone, or nobody was drawn for it.
         ended = max(ends.values(), default=training.began) if run.ended is None else run.ended
-        messages: dict[bytes, int] = {}
-        places = [messages.setdefault(answer.meta, len(messages)) for answer in answers]
+        metas: dict[bytes, int] = {}
+        places = [metas.setdefault(answer.meta, len(metas)) for answer in answers]
         return TrainResult(
             sites=[answer.site for answer in answers],
             weights=[answer.weight for answer in answers],
             metrics=[answer.metrics for answer in answers],
-            messages=list(messages),
-            meta=places,
+            metas=list(metas),
+            meta_places=places,
             states={answer.site: answer.state for answer in answers if answer.state is not None},
             failures=failures,
             late=sorted(site for site in run.late if site in tasks),
             cost=cost,
             bases={site: task.state for site, task in tasks.items() if task.state is not None},
             asks=state.site_code.first_kinds(answers),
-            files=files,
-            small=small,
+            updates=waiting,
             base=training.trained_from.version,
             began=training.began,
             ended=ended,
@@ -501,7 +491,7 @@ class TrainingEffects:
             state.site_code.note_sent(training.meta, state.store.bodies(training.base))
         training.tasks = with_states(training.tasks, result.bases)
         state.fleet.set_states(result.states)
-        if result.files or result.small:
+        if result.updates:
             state.update_store.keep_updates(training, state.round)
         state.site_code.record(result.asks)
         if state.totals is not None:  # it may be read after the last round, for its metrics

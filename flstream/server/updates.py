@@ -19,34 +19,22 @@ from flstream.model.descriptors import sync_directory
 from flstream.model.digests import body_digest
 from flstream.model.header import parse_header
 from flstream.model.memory import BufferSource
-from flstream.runs.results import InlineRecord, UpdateRecord
+from flstream.runs.results import UpdateRecord
 from flstream.runs.small_files import sync_file
 from flstream.runs.sound_models import file_flaw
 from flstream.telemetry.events import Transfer
 from flstream.worker.messages import InlineUpdate, SiteAnswer, WrittenUpdate
 
 
-def inline_record(update: CollectedUpdate) -> InlineRecord | None:
-    """Return the record of an update whose tensors are in memory; None for others."""
+def inline_record(update: CollectedUpdate) -> UpdateRecord | None:
+    """Return the record, with its tensors, of an update in memory; None for others."""
     if not isinstance(update.body, LocalBody) or not isinstance(update.body.source, BufferSource):
         return None
     source = update.body.source
     is_of_model = source.layout == update.form.model.layout
     header = b"" if is_of_model else bytes(source.layout.plain_header[8:])
     (body,) = source.in_place(0, source.layout.nbytes)
-    return InlineRecord(bytes(body), header, update.params_type, update.partial)
-
-
-def recorded_update(
-    site: str, weight: float, record: InlineRecord, form: UpdateForm
-) -> CollectedUpdate:
-    """Return an update whose tensors a record of the journal has."""
-    layout = form.model.layout
-    if record.header:
-        layout, _ = parse_header(record.header, "its header")
-    source = BufferSource(layout, memoryview(record.body))
-    body = LocalBody(source, Transfer(bytes=len(record.body), chunks=1))
-    return CollectedUpdate(site, body, form, weight, record.params_type, record.partial)
+    return UpdateRecord("", bytes(body), header, update.params_type, update.partial)
 
 
 def update_in_answer(answer: SiteAnswer, sent: InlineUpdate, form: UpdateForm) -> CollectedUpdate:
@@ -128,7 +116,8 @@ class UpdateFiles:
             body = update.body
             assert isinstance(body, LocalBody)
             body.stays = True
-            records[site] = UpdateRecord(body.digest, update.params_type, update.partial, body.cost)
+            facts = update.params_type, update.partial, body.cost
+            records[site] = UpdateRecord(body.digest, b"", b"", *facts)
         if records and self._durable:
             self._sync_names()
         return records
@@ -150,13 +139,20 @@ class UpdateFiles:
             raise CheckpointError(f"{self.folder} cannot be written: {error.strerror}") from error
 
     def load(self, site: str, weight: float, record: UpdateRecord) -> CollectedUpdate:
-        """Return the update in a durable file, once all of it was read and found as it was."""
-        path = self._path(site)
-        if flaw := file_flaw(path, record.digest):
-            raise CheckpointError(flaw)
-        body = LocalBody(FileSource(path), record.cost, record.digest)
-        body.stays = True
+        """Return a recorded update, once all of its file was read and found as it was."""
         form = self._form(site)
+        if record.digest:
+            path = self._path(site)
+            if flaw := file_flaw(path, record.digest):
+                raise CheckpointError(flaw)
+            body = LocalBody(FileSource(path), record.cost, record.digest)
+            body.stays = True
+        else:
+            layout = form.model.layout
+            if record.header:
+                layout, _ = parse_header(record.header, "its header")
+            source = BufferSource(layout, memoryview(record.body))
+            body = LocalBody(source, Transfer(bytes=len(record.body), chunks=1))
         return CollectedUpdate(site, body, form, weight, record.params_type, record.partial)
 
     def _path(self, site: str) -> Path:

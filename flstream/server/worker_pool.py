@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -125,8 +125,8 @@ class WorkerPool:
         if handle is not None:
             handle.exit_code(_END_SECONDS)
 
-    def prepare(self, lose: Callable[[SiteLost], None]) -> Iterator[bool]:
-        """Start all workers, at once; the iterator ends when they are ready.
+    def prepare(self, lose: Callable[[SiteLost], None]) -> Generator[bool]:
+        """Start all workers, at once; the generator ends when they are ready.
 
         Args:
             lose: Takes in that a site's own worker has failed.
@@ -141,7 +141,7 @@ class WorkerPool:
 
         return self._together([partial(prepare, worker) for worker in self._workers.values()])
 
-    def perform(self, queue: SiteQueue, task: PoolTask, workers: Sequence[str]) -> Iterator[bool]:
+    def perform(self, queue: SiteQueue, task: PoolTask, workers: Sequence[str]) -> Generator[bool]:
         """Perform a task on workers until the queue of sites is empty.
 
         Args:
@@ -152,7 +152,8 @@ class WorkerPool:
 
         Yields:
             True after each event, and False every :data:`REPORT_SECONDS`. Each site is either
-            settled by what the task reports, or lost.
+            settled by what the task reports, or lost. Whoever goes on no more closes it, which
+            kills workers that are at work.
 
         Raises:
             SimulationError: All workers of the pool were abandoned.
@@ -161,7 +162,7 @@ class WorkerPool:
         """
         work = partial(self._work_through, queue=queue, task=task)
 
-        def begin(names: Sequence[str]) -> Iterator[bool]:
+        def begin(names: Sequence[str]) -> Generator[bool]:
             return self._together([partial(work, self._workers[name]) for name in names])
 
         # They begin now, and not when somebody asks for the first event.
@@ -170,10 +171,10 @@ class WorkerPool:
     def _performing(
         self,
         queue: SiteQueue,
-        begin: Callable[[Sequence[str]], Iterator[bool]],
-        events: Iterator[bool],
+        begin: Callable[[Sequence[str]], Generator[bool]],
+        events: Generator[bool],
         count: int,
-    ) -> Iterator[bool]:
+    ) -> Generator[bool]:
         try:
             yield from events
             while queue.is_left and (names := self.names[:count]):
@@ -209,7 +210,7 @@ class WorkerPool:
         for worker in self._workers.values():
             worker.drop()
 
-    def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Iterator[bool]:
+    def _together(self, tasks: Sequence[Callable[[Put], None]]) -> Generator[bool]:
         """Run tasks in the pool's threads, and yield after callbacks until all tasks are done.
 
         If a task or a callback fails, or the generator is closed early, all workers are killed.
@@ -219,7 +220,7 @@ class WorkerPool:
             future.add_done_callback(queue.put)
         return self._taking(queue, len(tasks))
 
-    def _taking(self, queue: SimpleQueue[Callback | Future[None]], running: int) -> Iterator[bool]:
+    def _taking(self, queue: SimpleQueue[Callback | Future[None]], running: int) -> Generator[bool]:
         report_at = monotonic() + REPORT_SECONDS
         try:
             while running:

@@ -9,18 +9,20 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from flstream.aggregation.rules import rule_for
+from flstream.debugging import sentence
 from flstream.engines.child_process import EndedProcessError, ProcessCall
 from flstream.engines.fork_server import temporary_prefix
 from flstream.engines.processes import ProcessHost
 from flstream.errors import DeadlineError, FlstreamError, MisfitError, WorkflowError
 from flstream.job import Job, JobError, Problem
-from flstream.job.bodies import INNER_STEPS
+from flstream.job.bodies import INNER_STEPS, NUM_STEPS
 from flstream.job.checks import workflow_name
 from flstream.job.clients_section import SamplerSection
 from flstream.job.stage import Stage
@@ -28,29 +30,29 @@ from flstream.model.selection import ModelParts
 from flstream.runs.results import (
     CollectResult,
     FoldResult,
-    InlineRecord,
     NextResult,
     ScoreResult,
     TaskCost,
     TrainResult,
+    UpdateRecord,
 )
 from flstream.runs.run_directory import RunDirectory
 from flstream.server.context import ServerContext
 from flstream.server.effects import Effect, EffectFailedError
 from flstream.server.model_store import ModelStore
-from flstream.server.program_view import ProgramOutline
+from flstream.server.program_view import Model, ProgramOutline, Update, Updates
 from flstream.server.run import Run
 from flstream.server.run_state import RunState
 from flstream.telemetry.events import ModelRecord, Transfer
 from flstream.text import shortened
-from flstream.worker.meta import sent_names
+from flstream.worker.meta import pack_values, sent_names
 
 _SECONDS = 10.0  # for the program of one workflow, with its imports
 _MOST_EFFECTS = 10_000
 
 
 class _DryJournal:
-    """Journal in which all sites have done each effect, with metrics of 0."""
+    """Journal in which all sites have done each effect, in one step and with metrics of 0."""
 
     is_live = False
 
@@ -83,7 +85,7 @@ class _DryJournal:
             case "train":  # and no part of a fold
                 outline.reads = True
                 # Its updates lie somewhere, which tells answers that have tensors.
-                result = replace(self._train(sites), small=dict.fromkeys(sites, InlineRecord(b"")))
+                result = replace(self._train(sites), updates=dict.fromkeys(sites, UpdateRecord()))
             case "start":
                 outline.trained += 1
                 self._started[self.asked], result = sites, arguments["model"][0]
@@ -151,7 +153,8 @@ class _DryJournal:
 def _trained(sites: list[str]) -> TrainResult:
     count = len(sites)
     metrics: list[dict[str, float]] = [defaultdict(float)] * count
-    return TrainResult(sites, [1.0] * count, metrics, [b""], [0] * count, TaskCost())
+    meta = pack_values({NUM_STEPS: 1})
+    return TrainResult(sites, [1.0] * count, metrics, [meta], [0] * count, TaskCost())
 
 
 def outline_programs(job: Job, host: ProcessHost | None = None) -> list[ProgramOutline]:
@@ -213,8 +216,9 @@ def _outline_apart(job: Job, place: int, host: ProcessHost) -> ProgramOutline:
 def outline_of(job: Job, place: int = 0) -> ProgramOutline:
     """Run a workflow of a job's list in this process, without effects.
 
-    It finds one update of each site that is asked, whose metrics are 0; ``run.rounds()`` ends after
-    its first round.
+    It finds one update of each site that is asked, whose metrics are 0, and which took one step;
+    ``run.rounds()`` ends after its first round. A name that the program uses and nobody has defined
+    rules the job out.
     """
     stage = job.stages[place]
     # A sampler chooses by what sites report, and may be the user's own code.
@@ -244,12 +248,27 @@ def outline_of(job: Job, place: int = 0) -> ProgramOutline:
                 outline.own = store.shapes_of_own(first)
             state.trainings.check_done()
     except BaseException as error:  # what an effect refuses with is no Exception
-        is_own = isinstance(error, FlstreamError | EffectFailedError)
-        text = str(error) if is_own else f"{type(error).__name__}: {error}".rstrip(": ")
+        is_ours = isinstance(error, FlstreamError | EffectFailedError)
+        text = str(error) if is_ours else sentence(error, stage.program_file) + _meant(error)
         outline.flaw = shortened(text, 300)
-        if state is not None and isinstance(state.failure, MisfitError):
+        is_misfit = state is not None and isinstance(state.failure, MisfitError)
+        if is_misfit or _is_unknown_name(error):
             outline.misfit = text
     return outline
+
+
+def _is_unknown_name(error: BaseException) -> bool:
+    """Whether an error is of a name that nobody has defined, whatever sites answer."""
+    of_face = isinstance(getattr(error, "obj", None), Run | Model | Update | Updates)
+    return isinstance(error, NameError) or (isinstance(error, AttributeError) and of_face)
+
+
+def _meant(error: BaseException) -> str:
+    """The name that was meant, as a clause."""
+    if not isinstance(error, AttributeError):
+        return ""
+    near = get_close_matches(str(error.name), dir(error.obj), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _counted(sites: Sequence[str]) -> str:

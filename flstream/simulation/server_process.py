@@ -109,7 +109,7 @@ class StopRequest:
         return is_hung_up(self._launcher)
 
 
-class Reporter:
+class EventWriter:
     """Writer of events to the run directory and to the launcher.
 
     Args:
@@ -186,20 +186,20 @@ def server_main(
             stack.enter_context(closing(host))
         log = stack.enter_context(EventLog(run.events))
         # By the virtual clock, what is lost is done again just as it was.
-        reporter = Reporter(log, channel, groups=job.time.is_virtual)
-        outcome = _run(job, run, host, reporter, abort, resume)
+        writer = EventWriter(log, channel, groups=job.time.is_virtual)
+        outcome = _run(job, run, host, writer, abort, resume)
         if isinstance(outcome, RunRefused):  # of which nothing is left
-            reporter.emit(outcome)
+            writer.emit(outcome)
             return
         for event in (ProcessEnded(process=SERVER, peak_rss=own_peak_rss()), outcome):
-            reporter.emit_last(event)
+            writer.emit_last(event)
 
 
 def _run(
     job: Job,
     run: RunDirectory,
     host: ProcessHost,
-    reporter: Reporter,
+    writer: EventWriter,
     abort: StopRequest,
     resume: ResumePoint | None,
 ) -> RunFinished | RunRefused:
@@ -209,25 +209,26 @@ def _run(
         expect_no_threads()
 
         def note_started(name: str, pid: int) -> None:
-            if pid:  # inline, all of it is this process
-                reporter.emit(ProcessStarted(process=name, pid=pid))
+            writer.emit(ProcessStarted(process=name, pid=pid))
 
+        host.on_started = note_started
         with ExitStack() as stack:
             try:
                 programs = outline_programs(job)
                 if job.base is not None:
                     before = None if resume is None else resume.base
-                    base = _build_base(job, run, host, abort, note_started, before)
+                    base = _build_base(job, run, host, abort, before)
                     job = job.with_base(base.digest)
                     if before is None:
-                        reporter.emit(base)
-                engine, job = _engine(job, run, host, note_started, reporter.emit, abort)
+                        writer.emit(base)
+                engine, job = _engine(job, run, host, writer.emit, abort)
             except UsageError as error:
                 return RunRefused(error=str(error))
-            reporter.watch = engine.watch
+            writer.watch = engine.watch
             stack.enter_context(closing(engine))
-            note_started(FORK_SERVER, host.fork_server_pid or 0)
-            reporter.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=idle_rss))
+            if host.fork_server_pid is not None:  # inline, there is none
+                note_started(FORK_SERVER, host.fork_server_pid)
+            writer.emit(ProcessReady(process=SERVER, pid=os.getpid(), idle_rss=idle_rss))
             builder = None
             if resume is None or resume.round is None:
                 # First, since it has the most to do; the workers' imports overlap with it.
@@ -237,14 +238,13 @@ def _run(
                     host, name, ModelReady, *call, log=log, abort=abort
                 )
                 stack.enter_context(closing(builder))
-                note_started(name, builder.pid)
-            reporter.emit(run_started(job))
+            writer.emit(run_started(job))
             service = stack.enter_context(DownloadService(limits=RUN_LIMITS))
             connect = partial(
                 WorkerHandle,
                 service=service,
                 abort=abort,
-                emit=reporter.emit,
+                emit=writer.emit,
                 is_linked=job.paces_links,
                 is_direct=job.is_direct,
                 has_deadlines=not job.engine.is_inline,
@@ -256,7 +256,7 @@ def _run(
                 lambda name: connect(name, start(name)),
                 abort,
                 job.clients.round_timeout,
-                reporter.emit,
+                writer.emit,
                 gives_again=job.time.is_virtual,
             )
             stack.enter_context(closing(pool))
@@ -272,14 +272,14 @@ def _run(
                 pool,
                 service,
                 rule,
-                reporter.emit,
+                writer.emit,
                 abort,
-                LivePicture(reporter.emit),
+                LivePicture(writer.emit),
                 programs,
                 host=host,
             )
             if job.is_scored_centrally:
-                own = _evaluators_pool(job, run, host, connect, note_started, abort, reporter.emit)
+                own = _evaluators_pool(job, run, host, connect, abort, writer.emit)
                 stack.enter_context(closing(own))
                 evaluator = replace(context, job=job.of_evaluator(), pool=own)
                 context = replace(context, evaluator=evaluator)
@@ -293,7 +293,7 @@ def _run(
                         f"the process that builds the initial model {error.how}; see "
                         "model-builder.log"
                     ) from None
-                reporter.emit(built)
+                writer.emit(built)
                 initial = built.digest
             assert initial is not None
             play(context, initial, records, is_built=builder is not None)
@@ -325,7 +325,6 @@ def _build_base(
     run: RunDirectory,
     host: ProcessHost,
     abort: AbortSignal,
-    on_started: Callable[[str, int], None],
     before: str | None,
 ) -> BaseReady:
     """Build a job's base in a process, unless its file is there.
@@ -335,7 +334,6 @@ def _build_base(
     """
     name, log = "base-builder", run.log("base-builder")
     call = ProcessCall[BaseReady](host, name, BaseReady, _BASE_BUILDER, job, log=log, abort=abort)
-    on_started(name, call.pid)
     try:
         base = call.result()
     except EndedProcessError as error:
@@ -355,7 +353,6 @@ def _engine(
     job: Job,
     run: RunDirectory,
     host: ProcessHost,
-    on_started: Callable[[str, int], None],
     emit: Emit,
     stop: AbortSignal,
 ) -> tuple[Engine, Job]:
@@ -367,11 +364,10 @@ def _engine(
 
             gpus = GpuDealer(visible_gpus(), job.engine.gpus)
             job = job if gpus.room is None else _fitted(job, gpus.room)
-        return LocalEngine(host, _WORKER, (job, run), gpus, on_started), job
+        return LocalEngine(host, _WORKER, (job, run), gpus), job
     from flstream.engines.ray import RayEngine
 
     engine = RayEngine(job, run, host, emit, stop)
-    on_started("ray-driver", engine.driver.pid)
     try:
         engine.job = _fitted(job, engine.room)
     except BaseException:
@@ -385,12 +381,11 @@ def _evaluators_pool(
     run: RunDirectory,
     host: ProcessHost,
     connect: Callable[..., WorkerHandle],
-    on_started: Callable[[str, int], None],
     abort: AbortSignal,
     emit: Emit,
 ) -> WorkerPool:
     """Create the pool of the evaluator alone, which runs on this machine, whatever the engine."""
-    engine = LocalEngine(host, _WORKER, (job, run), None, on_started)
+    engine = LocalEngine(host, _WORKER, (job, run))
 
     def start(name: str) -> WorkerHandle:
         return connect(name, engine.start(name), is_linked=False)

@@ -149,7 +149,7 @@ def test_a_worker_that_cannot_be_forked_is_lost_and_its_sockets_are_closed(host,
         raise OSError(11, "Resource temporarily unavailable")
 
     started = {}
-    engine = LocalEngine(host, "time:sleep", (), None, started.__setitem__)
+    engine, host.on_started = LocalEngine(host, "time:sleep", ()), started.__setitem__
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(host, "start", refuse)
@@ -248,7 +248,7 @@ class EndsWhileOthersStart:
 
 
 def test_a_start_under_way_does_not_disturb_the_wait_for_the_others():
-    engine = LocalEngine(None, "main", (), GpuDealer([], 1), lambda name, pid: None)
+    engine = LocalEngine(None, "main", (), GpuDealer([], 1))
     worker = engine._workers["worker-1"] = EndsWhileOthersStart(engine._workers)
     engine.close()
     assert worker.was_awaited

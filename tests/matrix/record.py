@@ -1,6 +1,6 @@
 """Write the table of digests: what each row of the matrix ends in, and each shipped job.
 
-make digests
+make digests, or: PYTHONPATH=.:tests:tests/matrix python tests/matrix/record.py [NAME]...
 """
 
 import json

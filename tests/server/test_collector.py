@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from flstream.errors import SimulationError
 from flstream.job.time_section import RoundEnd
 from flstream.server import collector as module
-from flstream.server.collector import ResultCollector
+from flstream.server.collector import ResultCollector, TaskWaits
 from flstream.worker.messages import SiteAnswer
 
 COHORT = ["site-1", "site-2", "site-3", "site-4"]
@@ -101,3 +101,19 @@ def test_settled_is_how_many_from_the_first_have_no_gap(order, failing):
         assert set(COHORT[: collector.settled]) <= known
         assert collector.settled == 4 or COHORT[collector.settled] not in known
     assert collector.settled == 4
+
+
+def test_a_run_is_given_up_for_the_silence_of_sites_and_not_for_what_it_does_itself(clock):
+    def events():
+        yield True
+        clock.now += 0.5
+        yield False
+        clock.now += 0.6
+        yield False
+
+    expected = TaskWaits(progress=1.0).expecting(events(), "train task", 3, lambda: ["site-1"])
+    assert next(expected)
+    clock.now += 60.0  # such as for the sum of what has come
+    assert not next(expected)
+    with pytest.raises(SimulationError, match="nothing came of the train task of round 3 for 1 s"):
+        next(expected)

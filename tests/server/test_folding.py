@@ -144,6 +144,7 @@ def fold(tmp_path, base):
             context=context,
             store=store,
             update_store=update_store,
+            tasks=None,
             private=None,
             keeps_last_models=False,
         )
@@ -151,7 +152,7 @@ def fold(tmp_path, base):
         rounds._sums = sums
         for group in groups:
             rounds._add(sums, group)
-        digest = rounds.make(1)
+        digest = rounds.make(1).record
         return load_file(tmp_path / "next.safetensors"), digest, rounds.refused
 
     return fold

@@ -162,6 +162,15 @@ def leaves(run):
     for number in run.rounds():
         run.train(run.initial_model(), run.sites)
 
+def misnamed(run):
+    model = run.initial_model()
+    for number in run.rounds():
+        steps = [each.meta["NUM_STEPS_CURRENT_ROUND"] for each in run.train(model, run.sites)]
+        model = run.folds(model, steps)
+
+def unknown(run):
+    return updates
+
 def ends(run):
     import os
     os._exit(7)
@@ -209,7 +218,7 @@ def test_whatever_a_run_offers_can_be_asked_of_a_dry_one(own):
 @pytest.mark.parametrize(
     ("name", "flaw"),
     [
-        ("reads", "KeyError: 'last'"),
+        ("reads", "raised KeyError: 'last'"),
         ("mistaken", "run.fold() was given a str as its model"),
         ("leaves", "of the workflow, was neither read nor folded"),
         ("asks_on", "its first round has more than 10,000 effects"),
@@ -219,6 +228,21 @@ def test_a_program_that_cannot_be_run_dry_is_said_to_be_taken_for_another(own, n
     found = own(name)
     assert flaw in found.flaw
     assert f":{name}, taken for one that trains, folds and evaluates: a dry" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("unknown", r"flow.py, line \d+ raised NameError: name 'updates' is not defined"),
+        ("misnamed", r"line \d+ raised AttributeError: .* 'folds'; did you mean fold\?"),
+    ],
+)
+def test_a_name_that_nobody_has_defined_is_a_mistake_of_the_job(tmp_path, name, words):
+    (tmp_path / "flow.py").write_text(EVERYTHING)
+    job = load_job(DIGITS, [f'workflow.type="{tmp_path}/flow.py:{name}"'])
+    with pytest.raises(JobError, match=words) as refused:
+        outline_programs(job, shared_host_for(job))
+    assert [problem.key for problem in refused.value.problems] == ["workflow.type"]
 
 
 @pytest.mark.parametrize(

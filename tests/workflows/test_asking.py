@@ -62,7 +62,7 @@ def test_an_answer_without_tensors_is_not_folded(flows):
 
 
 STORES = """
-import shutil
+from unittest.mock import patch
 from safetensors.torch import load_file, save_file
 path = run_folder() / f"mine-{number}.safetensors"
 noise = run.remember("noise", lambda: str(__import__("random").SystemRandom().random()).encode())
@@ -72,14 +72,15 @@ tensors = load_file(path)
 tensors["w"] += float(noise)
 save_file(tensors, path)
 break_off(f"{number} before")
-model = run.store(model, path)
+with patch("flstream.model.checkpoint.sync_directory", lambda _: break_off(f"{number} renamed")):
+    model = run.store(model, path)
 run.report(model, {"accuracy": float(noise)})
 see(noise, model, run.best)
 break_off(f"{number} after")
 """
 
 
-@pytest.mark.parametrize("place", ["1 after", "2 before"])
+@pytest.mark.parametrize("place", ["1 after", "2 before", "2 renamed"])
 def test_a_stored_model_and_remembered_bytes_stay_on_replay(flows, place):
     run = flows.broken(STORES, QUIET, place=place)
     seen = flows.seen()
@@ -92,6 +93,7 @@ def test_a_stored_model_and_remembered_bytes_stay_on_replay(flows, place):
     assert final.keys() == mine.keys()
     assert all(bool((final[name] == mine[name]).all()) for name in final)
     assert resumed.summary.best is not None
+    assert not [each for each in resumed.summary.warnings if "not made by this run" in each]
 
 
 def test_a_file_that_is_no_such_model_is_refused(flows):

@@ -9,7 +9,7 @@ from nightly_cases import first_and_nightly
 from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results, trained
 
 from flstream.errors import ResumeRefusedError
-from flstream.server import update_store
+from flstream.server import training_tasks
 from flstream.telemetry.event_log import EventLog
 from flstream.telemetry.events import RoundStarted
 
@@ -133,8 +133,8 @@ def test_the_disk_has_to_take_the_whole_cohort_where_updates_are_read_first(
 ):
     # The disk is said to have room for so many models. Of twenty sites, folded as they come, eight
     # updates and two sums (of 8 bytes for 4) wait.
-    check = partial(update_store.check_round, free=lambda folder: room * 1200128)
-    monkeypatch.setattr(update_store, "check_round", check)
+    check = partial(training_tasks.check_round, free=lambda folder: room * 1200128)
+    monkeypatch.setattr(training_tasks, "check_round", check)
     many = ["clients.count=20", "clients.parallel=1", LARGE, "rounds=1", QUIET]
     assert f"{words} updates in waiting" in flows.fail(FOLD % read, *many)
 

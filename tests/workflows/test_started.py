@@ -8,7 +8,7 @@ from training_scripts import LARGE, QUIET, adding, noisy, of_kind, results
 
 from flstream.errors import ResumeRefusedError
 from flstream.server import updates
-from flstream.telemetry.events import Evaluated, SiteSuspended
+from flstream.telemetry.events import Evaluated, ProcessReady, SiteSuspended
 
 PROCESSES = "engine.type=local"
 ALL = """
@@ -142,6 +142,18 @@ def test_a_site_has_the_time_of_its_start_and_the_run_that_of_its_waits(flows):
     [seen] = flows.seen()
     assert "it did not answer its train task in the time it was given" in seen
     assert error.startswith("nothing came of the train task of round 1 for 0.3 s")
+
+
+def test_once_a_run_has_failed_its_workers_are_given_nothing_more(flows):
+    text = """
+    run.limit_waiting(progress=0.3)
+    model = run.fold(model, run.train(model, run.sites))
+    """
+    script = noisy("threading.Event().wait(3)")
+    many = ["clients.count=8", "clients.parallel=2", LARGE]
+    run = flows.run(text, QUIET, *many, PROCESSES, script=script)
+    assert run.summary.error.startswith("nothing came of the train task of round 1 for 0.3 s")
+    assert len({event.pid for event in of_kind(run, ProcessReady)}) == 3  # with the server's
 
 
 WAITS = """

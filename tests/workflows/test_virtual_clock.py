@@ -216,7 +216,8 @@ def test_small_answers_lie_in_their_records_and_large_ones_in_files(flows):
         run = flows.finish(text, QUIET, "rounds=1", "clients.parallel=1", *large)
         assert flows.seen() == [repr(files)]
         [answer] = [result(each)["train"] for each in records(run) if each.name == "next"]
-        assert ("small" in answer, "files" in answer) == (not large, bool(large))
+        [update] = answer["updates"].values()
+        assert ("body" in update, "digest" in update) == (not large, bool(large))
 
 
 def test_small_trainings_wait_together_until_a_worker_is_free(jobs):
