@@ -1,9 +1,12 @@
 """Tensors of every kind, and what the tests of several rooms do with them."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import tracemalloc
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -101,6 +104,22 @@ def write_shards(folder: Path, state: Mapping[str, torch.Tensor], count: int = 3
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": where}))
     return index
+
+
+def open_files() -> int:
+    """How many descriptors this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def peak_of(call: Callable[..., object], *args: object) -> int:
+    """The most bytes that Python and NumPy allocate during a call."""
+    np.zeros(1) + 1  # whatever NumPy sets up at first use is not the call's
+    tracemalloc.start()
+    try:
+        call(*args)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @st.composite

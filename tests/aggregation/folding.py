@@ -1,6 +1,8 @@
 """Folding in memory, for tests: updates as state dicts, the next model as one."""
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from support import FrontToBack, tensor, tensors_of
@@ -24,26 +26,22 @@ def rule_of(method: str, **keys) -> AggregationRule:
     return rule_for(AggregationSection(method=method, args=keys, **own))
 
 
-class MemorySink:
-    """A sink in memory that hands out a buffer of its own, as a file's does."""
+class MemorySink(BufferSource):
+    """A body in memory that is written by way of a buffer of its own, as a file's is."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-        self.body = bytearray(layout.nbytes)
-        self._view = bytearray()
+        super().__init__(layout, memoryview(bytearray(layout.nbytes)))
 
     def views(self, start: int, stop: int) -> Sequence[memoryview]:
         self._view = bytearray(b"\xaa" * (stop - start))
         return [memoryview(self._view)]
 
     def commit(self, start: int, stop: int) -> None:
-        self.body[start:stop] = self._view
+        self._body[start:stop] = self._view
 
-    def source(self) -> BufferSource:
-        return BufferSource(self.layout, memoryview(self.body))
-
+    @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        return tensors_of(self.source())
+        return tensors_of(self)
 
 
 class Opening(LocalBody):
@@ -76,10 +74,7 @@ def sent(states: Sequence[State], weights=(), params_type="FULL", partial=False)
     ]
 
 
-def fold_into(
-    base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None
-) -> tuple[MemorySink, str]:
-    """The sink of the next model, and its digest."""
+def fold_into(base: State, updates, rule=None, step=1 << 20, optimization=None, earlier=None):
     body, rule = MemoryBody.of(base), rule or AggregationRule()
     sink = MemorySink(body.layout)
     digest = fold_updates(body, updates, rule, sink, step, lambda _: None, optimization, earlier)
@@ -87,12 +82,10 @@ def fold_into(
 
 
 def fold(base: State, updates, rule=None, **how) -> dict[str, torch.Tensor]:
-    """The next model, as tensors."""
-    return fold_into(base, updates, rule, **how)[0].tensors()
+    return fold_into(base, updates, rule, **how)[0].tensors
 
 
 def step_of(optimizer, base: State, updates, state=None, rule=None, step=1 << 20):
-    """The next model that a server optimizer makes, and its state."""
     layout = MemoryBody.of(base).layout
     out = MemorySink(state_layout(optimizer.moments, layout, rule or AggregationRule()))
     optimization = Optimization(optimizer, state, out)
@@ -102,3 +95,11 @@ def step_of(optimizer, base: State, updates, state=None, rule=None, step=1 << 20
 def shifted(state: State, seed: int) -> dict[str, torch.Tensor]:
     """Other values for a state dict whose names begin with their dtype."""
     return {name: tensor(name.split(".")[0], value.shape, seed) for name, value in state.items()}
+
+
+def documented(number: int) -> str:
+    """The code of an example of the documentation, which is short."""
+    page = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
+    block = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)[number]
+    assert len(block.splitlines()) <= 20
+    return block

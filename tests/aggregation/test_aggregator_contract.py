@@ -8,21 +8,12 @@ from typing import NamedTuple
 import folding
 import numpy as np
 import pytest
+import support
 import torch
 from folding import fold, fold_into, rule_of, shifted, update
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import (
-    COMPLEX,
-    FLOATS,
-    FOLDED,
-    INTEGERS,
-    as_bytes,
-    assert_same_tensors,
-    cuts,
-    every_kind,
-    tensor,
-)
+from support import COMPLEX, FLOATS, FOLDED, INTEGERS, as_bytes, cuts, every_kind, tensor
 
 from flstream.aggregation.elements import BLOCK
 from flstream.aggregation.ranked import left_out
@@ -45,7 +36,6 @@ class Aggregator(NamedTuple):
 
 
 def weighted_mean(values: Array, weights: Array) -> Array:
-    """The sum of the values times their weights, by the sum of the weights."""
     return (values * weights[:, None]).sum(axis=0) / weights.sum()
 
 
@@ -75,7 +65,6 @@ kinds = pytest.mark.parametrize("params_type", ["FULL", "DIFF"])
 
 
 def sent(states, params_type="FULL", weights=WEIGHTS, **how):
-    """An update of each site."""
     return folding.sent(states, weights, params_type, **how)
 
 
@@ -108,10 +97,8 @@ def test_every_method_of_the_job_file_is_held_to_this_or_compares_updates():
 @pytest.mark.parametrize("code", [*FLOATS, *COMPLEX])
 @given(count=st.integers(1, 9), elements=st.sampled_from([1, 60]), seed=st.integers(0, 999))
 @settings(max_examples=8)
-def test_floats_are_the_definition_in_float64_rounded_once(
-    code, params_type, aggregator, count, elements, seed
-):
-    check_floats(code, params_type, aggregator, count, elements, seed)
+def test_floats_are_the_definition_rounded_once(code, params_type, aggregator, **drawn):
+    check_floats(code, params_type, aggregator, **drawn)
 
 
 @every_aggregator
@@ -121,7 +108,6 @@ def test_and_so_are_those_of_more_than_a_block(params_type, aggregator):
 
 
 def check_floats(code, params_type, aggregator, count, elements, seed):
-    """Compare the aggregate of updates of one tensor with its definition, to the bit."""
     base = {"w": tensor(code, (elements,), seed)}
     states = [{"w": tensor(code, (elements,), seed + 1 + i)} for i in range(count)]
     old = parts(base["w"]) if params_type == "DIFF" else 0
@@ -161,13 +147,13 @@ def test_a_difference_of_integers_gives_what_the_whole_update_gives(code, aggreg
     old = {"w": torch.from_numpy(base)}
     due = fold(old, whole, aggregator.rule)
     for some in differences, [*whole[:2], *differences[2:]]:
-        assert_same_tensors(fold(old, some, aggregator.rule), due)
+        support.assert_same_tensors(fold(old, some, aggregator.rule), due)
 
 
 @every_aggregator
 def test_the_aggregate_of_one_update_is_that_update_and_bools_take_the_majority(aggregator):
     base, state = every_kind(FOLDED), shifted(every_kind(FOLDED), 2)
-    assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
+    support.assert_same_tensors(fold(base, sent([state]), aggregator.rule), state)
     rows = [[True, True, True, False], [True, True, False, False], [True, False, False, False]]
     states = [{"w": torch.tensor(row)} for row in rows]
     for some, due in ((states, [True, True, False, False]), (states[::2], [True, *[False] * 3])):
@@ -188,7 +174,7 @@ def test_the_order_of_the_sites_changes_no_bit_of_what_is_exact(order, seed, agg
                 numbers = torch.randn(300, generator=generator)
                 state[f"{code}.random"] = numbers.to(torch_dtype(code))
     updates = sent(states)
-    assert_same_tensors(
+    support.assert_same_tensors(
         fold(base, [updates[place] for place in order], aggregator.rule),
         fold(base, updates, aggregator.rule),
     )
@@ -227,9 +213,7 @@ NAMES = sorted(every_kind(FOLDED))
     params_type=st.sampled_from(["FULL", "DIFF"]),
 )
 @settings(max_examples=settings.default.max_examples // 2)
-def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
-    having, step, params_type, aggregator
-):
+def test_each_tensor_is_folded_as_if_only_its_senders_were(having, step, params_type, aggregator):
     base = every_kind(FOLDED)
     states = [
         {name: shifted(base, seed)[name] for name in names} for seed, names in enumerate(having)
@@ -243,7 +227,7 @@ def test_each_tensor_is_folded_as_if_only_those_existed_who_send_it(
             if name in state
         ]
         alone = fold({name: value}, whole, aggregator.rule) if whole else {name: value}
-        assert_same_tensors({name: found[name]}, alone)
+        support.assert_same_tensors({name: found[name]}, alone)
 
 
 @every_aggregator
@@ -274,11 +258,10 @@ def test_where_it_is_allowed_a_nan_touches_no_other_element(aggregator):
     found = fold(base, sent(states), replace(aggregator.rule, on_nonfinite="allow"))
     assert found["F32.w"].isnan().nonzero().tolist() == [[7]]
     found["F32.w"][7] = clean["F32.w"][7]
-    assert_same_tensors(found, clean)
+    support.assert_same_tensors(found, clean)
 
 
 def mean_of(tensors, weights=()):
-    """The mean of tensors of one dtype, in their order."""
     updates = folding.sent([{"w": value} for value in tensors], weights)
     return fold({"w": torch.zeros_like(tensors[0])}, updates)["w"]
 

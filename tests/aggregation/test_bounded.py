@@ -40,7 +40,7 @@ def test_a_difference_is_scaled_to_the_norm_it_may_have(seed, share, full, step)
         assert torch.equal(found[name], plain[name])
 
 
-def test_each_update_is_clipped_for_itself_before_the_mean():
+def test_each_update_is_clipped_by_the_norm_of_what_is_aggregated_of_it():
     base = {"w": torch.zeros(2), "z": tensor("F32", (2,))}
     near, far = ({"w": torch.tensor([3.0, 4.0]) * by, "z": base["z"]} for by in (1, 200))
     # The last is the median of the norms 5, 5 and 1000.
@@ -52,9 +52,6 @@ def test_each_update_is_clipped_for_itself_before_the_mean():
         found = fold(base, sent(states), AggregationRule(clip_norm=most))
         torch.testing.assert_close(found["w"], torch.tensor(due))
         assert as_bytes(found["z"]) == as_bytes(base["z"])
-
-
-def test_only_what_is_aggregated_counts_for_the_norm():
     base = {"a": torch.zeros(1), "b": torch.zeros(1)}
     whole, part = {"a": torch.ones(1), "b": torch.tensor([1e6])}, {"a": torch.ones(1)}
     found = fold(base, sent([whole]), AggregationRule(clip_norm=1.0, exclude=["b"]))
@@ -76,9 +73,7 @@ def test_an_adaptive_norm_follows_the_papers_algorithm_step_by_step():
         due = due * np.exp(-rate * (fraction - quantile))
         norm = adaptive.after(norm, cohort, int((norms > norm).sum()), noise)
         assert norm == pytest.approx(due, rel=1e-9)
-
-
-def test_sites_that_sent_nothing_move_an_adaptive_norm_neither_up_nor_down():
+    # Sites that sent nothing move it neither up nor down.
     adaptive = AdaptiveNorm(0.5, 0.2, 10, 0.0)
     assert adaptive.after(2.0, 0, 0, 0.0) == 2.0
     assert adaptive.after(2.0, 4, 2, 0.0) == 2.0
@@ -114,7 +109,7 @@ def test_one_site_moves_the_model_by_its_share_of_the_norm_at_most(seed, size, s
     assert (with_it["w"] - without["w"]).norm() <= 0.5 / 4 * (1 + 1e-9)
 
 
-def test_what_a_partial_update_lacks_counts_as_no_difference_and_is_noised_all_the_same():
+def test_what_an_update_lacks_counts_as_no_difference_and_all_floats_alone_are_noised():
     base = {name: torch.zeros(1000, dtype=torch.float64) for name in ("both", "one", "none")}
     both, one = (torch.full((1000,), 1e-3, dtype=torch.float64) for _ in range(2))
     updates = sent([{"both": both, "one": one}, {"both": both}], partial=True)
@@ -125,9 +120,6 @@ def test_what_a_partial_update_lacks_counts_as_no_difference_and_is_noised_all_t
     for name, value in noisy.items():
         assert (value - plain[name]).std().item() == pytest.approx(0.1, rel=0.15)
     assert not torch.equal(noisy["none"], noisy["one"] - plain["one"])  # each tensor its own
-
-
-def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
     base = every_kind()
     found = fold(base, sent([shifted(base, 5)]), private(1e-6, 1, 20.0, exclude=["^F16"]))
     for name, value in base.items():
@@ -135,19 +127,16 @@ def test_only_floats_are_aggregated_and_all_else_keeps_its_values():
         assert (as_bytes(found[name]) != as_bytes(value)) == bool(is_noised), name
 
 
-def test_noise_comes_before_the_server_optimizer():
-    base, updates = {"w": torch.zeros(100)}, sent([{"w": torch.full((100,), 0.01)}])
-    rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
-    found, _ = step_of(optimizer, base, updates, rule=rule)
-    assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
-
-
-def test_the_noise_follows_from_the_name_of_the_fold_alone():
+def test_noise_follows_from_the_folds_name_alone_and_comes_before_the_optimizer():
     base = {"w": torch.zeros(1000, dtype=torch.float64)}
     first, other = (fold(base, [], private(1.0, 2, 1.0, name))["w"] for name in ("a", "b"))
     again = fold(base, sent([base]), private(9.0, 3, 1.0, "a"))
     assert_same_tensors(again, {"w": first})
     assert abs(np.corrcoef(first, other)[0, 1]) < 0.15
+    base, updates = {"w": torch.zeros(100)}, sent([{"w": torch.full((100,), 0.01)}])
+    rule, optimizer = private(1.0, 2, 0.1), ServerOptimizer("fedavgm", 0.5, 0.0, 0.9, 1e-3)
+    found, _ = step_of(optimizer, base, updates, rule=rule)
+    assert torch.allclose(found["w"], 0.5 * fold(base, updates, rule)["w"], rtol=1e-6)
 
 
 def numbers(name, count, first=0):

@@ -1,14 +1,23 @@
-"""Sums of products of factors, and the folds of LoRA adapters that are made of them."""
+"""Sums of products of factors, and the folds of LoRA adapters that are made of them.
 
+Added to a base, each sum is that of float64, rounded once.
+"""
+
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from flstream.aggregation import merged_base
 from flstream.aggregation.fold_rule import GroupUpdate, TensorGroup
 from flstream.aggregation.low_rank import Factors, residual_shapes
-from flstream.errors import LayoutError, UpdateRefusedError
+from flstream.aggregation.merged_base import Scaling, write_merged_base
+from flstream.errors import CheckpointError, LayoutError, UpdateRefusedError
+from flstream.model.checkpoint import FileSource
+from flstream.model.digests import body_digest
 from flstream.model.lora import layer_in_base, lora_pairs
 from flstream.workflows.fedex import FedEx
 from flstream.workflows.flora import FLoRA
@@ -116,9 +125,17 @@ def test_what_is_cut_off_is_the_best_approximation_and_its_loss_is_known():
     wide, _ = Factors(generator.normal(size=(5, 9)), generator.normal(size=(9, 3))).best(9)
     assert (wide.left.shape, wide.right.shape) == ((5, 9), (9, 3))
     assert not Factors.stacked([Factors(np.zeros((5, 2)), np.zeros((2, 3)))]).best(4)[0].left.any()
+    # Threads of torch are as before.
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
-def test_hlora_is_the_best_of_the_mean_product_of_unequal_ranks_by_falling_value():
+def test_hlora_is_the_best_of_the_mean_product_by_falling_value_and_spare_rank_is_trainable():
     generator, weights = np.random.default_rng(3), [1.0, 1.0, 2.0]
     sent = [drawn(generator, rank=16, kept=kept) for kept in (4, 8, 16)]
     mean = sum(w * product(s) for w, s in zip(weights, sent, strict=True)) / 4
@@ -129,6 +146,13 @@ def test_hlora_is_the_best_of_the_mean_product_of_unequal_ranks_by_falling_value
     for rank in (4, 8):  # what a site of a smaller rank takes
         cut = new[B][:, :rank] @ new[A][:rank]
         assert relative(cut, (u[:, :rank] * s[:rank]) @ vh[:rank]) < 1e-13
+    generator = np.random.default_rng(3)
+    base, small = drawn(generator), drawn(generator, kept=1)
+    new, _ = combined(HLoRA(), base, [small], [1.0])
+    np.testing.assert_allclose(new[B] @ new[A], small[B] @ small[A])
+    # With both factors 0, neither would have a gradient.
+    assert np.array_equal(new[A][1:], base[A][1:])
+    assert not new[B][:, 1:].any()
 
 
 def test_flora_stacks_unequal_ranks_exactly_and_begins_anew():
@@ -141,15 +165,6 @@ def test_flora_stacks_unequal_ranks_exactly_and_begins_anew():
     assert not new[B].any()
     np.testing.assert_array_equal(new[A], base[A])
     assert numbers["lost_squared"] == 0
-
-
-def test_an_update_with_one_factor_is_refused_by_site():
-    base = {A: np.ones((1, 2)), B: np.ones((2, 1))}
-    with pytest.raises(
-        UpdateRefusedError, match=r"one factor alone of the LoRA pair 'fc'"
-    ) as caught:
-        combined(HLoRA(), base, [base, {A: base[A]}], [1.0, 1.0])
-    assert caught.value.site == "site-1"
 
 
 def test_pairs_are_found_by_their_names_and_what_is_no_pair_is_a_sentence():
@@ -166,6 +181,12 @@ def test_pairs_are_found_by_their_names_and_what_is_no_pair_is_a_sentence():
     ):
         with pytest.raises(LayoutError, match=message):
             lora_pairs(wrong)
+    base = {A: np.ones((1, 2)), B: np.ones((2, 1))}
+    with pytest.raises(
+        UpdateRefusedError, match=r"one factor alone of the LoRA pair 'fc'"
+    ) as caught:
+        combined(HLoRA(), base, [base, {A: base[A]}], [1.0, 1.0])
+    assert caught.value.site == "site-1"
 
 
 def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer():
@@ -181,21 +202,69 @@ def test_a_residual_has_the_rank_of_a_round_of_sites_and_no_more_than_its_layer(
         combined(HLoRA(), of_convolution, [of_convolution], [1.0])
 
 
-def test_threads_of_torch_are_as_before():
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        Factors(np.ones((4, 2)), np.ones((2, 3))).best(1)
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
+LAYER = "base_model.model.fc"
 
 
-def test_a_rank_that_a_product_does_not_need_can_be_trained_again():
-    generator = np.random.default_rng(3)
-    base, small = drawn(generator), drawn(generator, kept=1)
-    new, _ = combined(HLoRA(), base, [small], [1.0])
-    np.testing.assert_allclose(new[B] @ new[A], small[B] @ small[A])
-    # With both factors 0, neither would have a gradient.
-    assert np.array_equal(new[A][1:], base[A][1:])
-    assert not new[B][:, 1:].any()
+def factors(outputs, inputs, rank=3):
+    torch.manual_seed(4)
+    a, b = torch.randn(rank, inputs), torch.randn(outputs, rank)
+    return {f"{LAYER}.residual_A": a, f"{LAYER}.residual_B": b}, b.double() @ a.double()
+
+
+def merged(tmp_path, base, residual, scaling):
+    save_file(base, tmp_path / "base.safetensors")
+    save_file(residual, tmp_path / "residual.safetensors")
+    files = [FileSource(tmp_path / f"{name}.safetensors") for name in ("base", "residual")]
+    path = tmp_path / "next.safetensors"
+    digest = write_merged_base(path, *files, scaling, lambda: None)
+    assert digest == body_digest(FileSource(path))
+    return load_file(path)
+
+
+@pytest.mark.parametrize("numbers", [1, 40, 1 << 18])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("shape", "is_transposed"), [((7, 11), False), ((11, 7), True), ((9, 9), False), ((9, 9), True)]
+)
+def test_a_weight_changes_as_with_peft(tmp_path, monkeypatch, shape, is_transposed, dtype, numbers):
+    monkeypatch.setattr(merged_base, "_MOST_NUMBERS", numbers)
+    outputs, inputs = shape[::-1] if is_transposed else shape
+    residual, product = factors(outputs, inputs)
+    base = {
+        "fc.weight": torch.randn(shape).to(dtype),
+        "fc.bias": torch.randn(5).to(dtype),
+        "steps": torch.tensor(3),
+    }
+    found = merged(tmp_path, base, residual, Scaling(0.5, is_transposed))
+    change = 0.5 * (product.T if is_transposed else product)
+    due = (base["fc.weight"].double() + change).to(dtype)
+    torch.testing.assert_close(found["fc.weight"], due, rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(found[name], base[name]) for name in ("fc.bias", "steps"))
+
+
+def test_the_scaling_is_that_of_pefts_configuration(tmp_path):
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({"r": 4, "lora_alpha": 8, "fan_in_fan_out": True}))
+    assert Scaling.of(config) == (2.0, True)
+    config.write_text(json.dumps({"r": 4, "lora_alpha": 8, "use_rslora": True}))
+    assert Scaling.of(config) == (4.0, False)
+    config.write_text(json.dumps({"r": 4, "lora_alpha": 8, "use_dora": True}))
+    with pytest.raises(LayoutError, match="set into = factors"):
+        Scaling.of(config)
+    with pytest.raises(LayoutError, match="no adapter of PEFT"):
+        Scaling.of(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("base", "error", "sentence"),
+    [
+        ({"other.weight": torch.zeros(7, 11)}, LayoutError, r"no 'fc\.weight' of that shape"),
+        ({"fc.weight": torch.zeros(7, 12)}, LayoutError, r"no 'fc\.weight' of that shape"),
+        ({"fc.weight": torch.full((7, 11), torch.inf)}, CheckpointError, "would not be finite"),
+    ],
+)
+def test_what_has_no_sum_is_refused_by_the_layer(tmp_path, base, error, sentence):
+    with pytest.raises(error, match=sentence) as refusal:
+        merged(tmp_path, base, factors(7, 11)[0], Scaling(1.0, False))
+    assert "'fc.weight' of" in str(refusal.value)
+    assert not (tmp_path / "next.safetensors").exists()

@@ -1,13 +1,11 @@
 """Rules of a workflow's and of a user's own: what they are given, and what they may return."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from folding import MemorySink, fold, sent
+from folding import MemorySink, documented, fold, sent
 
 from flstream.aggregation.fold_rule import FoldRule
 from flstream.aggregation.methods import OwnRule
@@ -34,18 +32,20 @@ def joint(seed):
 
 UPDATES = sent([joint(i) for i in (1, 2, 3)], [1.0, 2.0, 3.0])
 RULE = AggregationRule(
-    bodies=["control"],
-    fold_rules={"control": FoldRule(weights=1.0, scale=0.25, base="zero")},
+    bodies=["control"], fold_rules={"control": FoldRule(weights=1.0, scale=0.25, base="zero")}
 )
 
 
-def test_a_body_has_its_own_rule_the_model_is_as_ever_and_patterns_are_for_its_names():
+def test_a_body_has_its_own_rule_and_names_and_patterns_are_for_those_of_the_model():
     base, alone = joint(0), fold(joint(0), UPDATES, AggregationRule())
     found = fold(base, UPDATES, RULE)
     for name in (*WIDTHS, "count"):
         assert torch.equal(found[name], alone[name])
     some = fold(base, UPDATES, replace(RULE, include=["^a$"]))
     assert [name for name in base if not torch.equal(some[name], base[name])] == ["a", "control::a"]
+    model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
+    with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
+        joint_layout({"": model, "control": ZeroSource(model).layout})
 
 
 @pytest.mark.parametrize("name", ["a", "control::a"])
@@ -82,12 +82,6 @@ def test_clipping_and_the_server_optimizer_are_for_the_model_alone():
     torch.testing.assert_close(moved["a"], base["a"] + 0.5 * (free["a"] - base["a"]))
 
 
-def test_a_name_of_the_model_that_reads_like_one_of_another_body_is_refused():
-    model = MemoryBody.of({"control::a": torch.zeros(2)}).layout
-    with pytest.raises(LayoutError, match=r"tensor 'control::a' of the model is named like"):
-        joint_layout({"": model, "control": ZeroSource(model).layout})
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -103,7 +97,6 @@ def test_what_is_no_rule_is_refused(wrong, why):
         FoldRule(**wrong).check_count(3)
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
 RULES = """
 import numpy as np
 
@@ -159,9 +152,7 @@ def aggregate(rule):
 
 
 def test_the_documented_example_leaves_out_whoever_points_away(tmp_path):
-    block, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
-    assert len(block.splitlines()) <= 20
-    (tmp_path / "mine.py").write_text(block)
+    (tmp_path / "mine.py").write_text(documented(0))
     method = f"{tmp_path}/mine.py:Agreement"
     rule = OwnRule(method, {})
     assert (rule.folds, rule.weighs) == (True, True)

@@ -84,7 +84,6 @@ ZEROS = {"w": torch.zeros(40, dtype=torch.float64)}
 
 
 def sent(values, params_type="FULL", base=ZEROS):
-    """An update of each row, or of the row's sum with the model."""
     states = [{"w": base["w"] + torch.from_numpy(row)} for row in values]
     return folding.sent(states, np.arange(1.0, 1 + len(values)).tolist(), params_type)
 

@@ -1,15 +1,13 @@
 """Steps: buffers within the budget however many updates there are."""
 
-import tracemalloc
 from functools import partial
 
-import numpy as np
 import pytest
 from folding import opening, rule_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly_cases import first_and_nightly
-from support import FOLDED, entries, tensor
+from support import FOLDED, entries, peak_of, tensor
 
 from flstream.aggregation.optimizers import Optimization, ServerOptimizer, state_layout
 from flstream.aggregation.partial_sum import PartialSum
@@ -37,9 +35,7 @@ RULES = [
     buffered=st.booleans(),
 )
 @settings(deadline=None)
-def test_a_step_is_a_multiple_of_16_bytes_and_2_mib_at_most(
-    given_entries, rule, budget, updates, buffered
-):
+def test_a_step_is_a_multiple_of_16_up_to_2_mib(given_entries, rule, budget, updates, buffered):
     how = {"updates": updates, "memory_budget": budget, "buffered": updates * buffered}
     step = plan_step(Layout.of(given_entries), rule, **how)
     assert step % 16 == 0 < step <= 2 * MIB
@@ -81,19 +77,9 @@ class Folder:
         return plan_step(self.base.layout, rule, updates=updates, memory_budget=budget, **how)
 
     def peak(self, rule, updates, step, optimization=None, earlier=None):
-        """The bytes that a walk takes at the most."""
         with FileSink(self.path / "next", self.base.layout) as sink:
             walk = self.base, updates, rule, sink, step, lambda _: None, optimization, earlier
             return peak_of(fold_updates, *walk)
-
-
-def peak_of(call, *args):
-    np.zeros(1) + 1  # whatever NumPy sets up at first use is not the walk's
-    tracemalloc.start()
-    call(*args)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
 
 
 def of(code, size):
@@ -125,9 +111,7 @@ def test_the_buffers_of_a_mean_stay_within_the_budget(tmp_path, code, params_typ
     ],
 )
 @first_and_nightly("buffered", [True, False])
-def test_and_so_do_those_of_any_rule_for_any_number_of_updates(
-    tmp_path, rule, count, budget, buffered
-):
+def test_and_so_do_those_of_any_rule_and_number_of_updates(tmp_path, rule, count, budget, buffered):
     folder = Folder(tmp_path, of("F32", max(96 << 10, 12 * MIB // count)))
     step = folder.plan(rule, count, budget, buffered=count * buffered)
     updates = folder.updates(count, "DIFF", step * buffered)

@@ -1,13 +1,11 @@
 """Groups of whole tensors: what the code that combines them is given, and what it may return."""
 
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from folding import MemorySink, sent
+from folding import MemorySink, documented, fold, sent
 
 from flstream.aggregation import tensor_groups
 from flstream.aggregation.fold_rule import TensorFold
@@ -46,14 +44,15 @@ def whole(states, weights=(1.0, 2.0, 3.0), **how):
 
 def fold_groups(tmp_path, base, updates, tensors, rule=None, step=1 << 20, budget=1 << 20):
     """The next model, its digest, and the numbers that were logged."""
-    rule, code = rule or AggregationRule(), TensorFold.of(tensors)
+    rule = rule or AggregationRule()
+    code = tensors if isinstance(tensors, TensorFold) else TensorFold.of(tensors)
     sink, path = MemorySink(MemoryBody.of(base).layout), tmp_path / "groups.safetensors"
     how = (code, path, step, budget, lambda _: None)
     with combined_groups(MemoryBody.of(base), updates, rule, *how) as groups:
         digest = fold_updates(groups.base, groups.updates, groups.rule, sink, step, lambda _: None)
-    assert not list(tmp_path.iterdir())
-    assert digest == body_digest(sink.source())
-    return sink.tensors(), dict(groups.numbers)
+    assert not list(tmp_path.glob("groups*"))
+    assert digest == body_digest(sink)
+    return sink.tensors, dict(groups.numbers)
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,7 @@ def test_groups_are_combined_whole_and_the_rest_takes_the_mean(tmp_path, step, k
     base, code = state(0), Products(2.0)
     updates = whole(STATES, params_type=kind)
     found, numbers = fold_groups(tmp_path, base, updates, code, step=step)
-    plain, sink = MemorySink(MemoryBody.of(base).layout), AggregationRule()
-    fold_updates(MemoryBody.of(base), updates, sink, plain, step, lambda _: None)
-    mean = plain.tensors()
+    mean = fold(base, updates, step=step)
     assert numbers == {"groups": 2.0}
     for name, value in base.items():
         factor = 2 if name[:2] in ("a.", "b.") else 1
@@ -110,16 +107,20 @@ def test_groups_are_combined_whole_and_the_rest_takes_the_mean(tmp_path, step, k
     assert group.base["a.B"].shape == (5, 2)
 
 
-def test_a_function_combines_each_tensor_by_itself(tmp_path):
+def test_a_function_combines_each_tensor_by_itself_and_groups_may_be_iterators(tmp_path):
     def largest(group, updates):
         return max((update.tensors[group.name] for update in updates), key=np.linalg.norm)
 
     found, _ = fold_groups(tmp_path, state(0), whole(STATES), largest)
     for name in ("a.A", "b.B", "rest"):
         assert torch.equal(found[name], max((s[name] for s in STATES), key=torch.linalg.norm))
+    layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
+    code = TensorFold("mine", "mine.py", lambda names: {"all": iter(names)}, lambda *_: {})
+    groups = tensor_groups.named_groups(code, layout, AggregationRule())
+    assert {name: [s.name for s in specs] for name, specs in groups.items()} == {"all": ["a", "b"]}
 
 
-def test_an_update_may_lack_tensors_and_what_nobody_has_sent_stays(tmp_path):
+def test_an_update_may_lack_tensors_what_nobody_sent_stays_and_a_change_is_noticed(tmp_path):
     base, code = state(0), Products()
     parts = [{"a.A": s["a.A"], "a.B": s["a.B"], "rest": s["rest"]} for s in STATES[:2]]
     found, numbers = fold_groups(tmp_path, base, whole(parts, partial=True), code)
@@ -127,9 +128,6 @@ def test_an_update_may_lack_tensors_and_what_nobody_has_sent_stays(tmp_path):
     assert torch.equal(found["b.B"], base["b.B"])
     assert not torch.equal(found["a.A"], base["a.A"])
     assert numbers == {"groups": 1.0}
-
-
-def test_a_change_is_noticed_in_groups_too(tmp_path):
     base = state(0)
     updates = whole([base, {**base, "a.A": base["a.A"] + 1}])
     fold_groups(tmp_path, base, updates, Products())
@@ -163,8 +161,6 @@ def test_a_group_that_is_larger_than_the_budget_is_refused(tmp_path):
 
 @dataclass(frozen=True)
 class Returns:
-    """Returns what it is made with."""
-
     groups_value: object = None
     value: object = None
 
@@ -220,34 +216,10 @@ def test_what_is_no_code_is_refused_and_its_identity_is_plain():
 
 
 def test_the_documented_class_takes_the_layer_that_is_nearest_to_the_others(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "aggregation.md").read_text()
-    _, block = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    assert len(block.splitlines()) <= 20
-    (tmp_path / "medoid.py").write_text(block)
+    (tmp_path / "medoid.py").write_text(documented(1))
     rule = AggregationRule(f"{tmp_path}/medoid.py:Medoid")
     assert rule.combines_groups
     code, scales = own_tensor_fold(rule), (1, 1.25, 5)
     states = [{"fc.weight": torch.eye(3, 4) * scale, "fc.bias": torch.ones(3)} for scale in scales]
-    sink = MemorySink(MemoryBody.of(states[0]).layout)
-    how = (code, tmp_path / "groups.safetensors", 64, 1 << 20, lambda _: None)
-    with combined_groups(MemoryBody.of(states[0]), whole(states), rule, *how) as groups:
-        fold_updates(groups.base, groups.updates, groups.rule, sink, 64, lambda _: None)
-    assert torch.equal(sink.tensors()["fc.weight"], states[1]["fc.weight"])
-
-
-def test_groups_may_be_given_by_iterators():
-    code = TensorFold.of(_Once())
-    layout = Layout.of([("a", "F32", (2,)), ("b", "F32", (2,))])
-    groups = tensor_groups.named_groups(code, layout, AggregationRule())
-    assert {name: [spec.name for spec in specs] for name, specs in groups.items()} == {
-        "all": ["a", "b"]
-    }
-
-
-@dataclass(frozen=True)
-class _Once:
-    def groups(self, names):
-        return {"all": iter(names)}
-
-    def combine(self, group, updates):
-        return {}
+    found, _ = fold_groups(tmp_path, states[0], whole(states), code, rule, step=64)
+    assert torch.equal(found["fc.weight"], states[1]["fc.weight"])

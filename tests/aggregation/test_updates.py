@@ -23,12 +23,11 @@ from flstream.model.memory import BufferSource, MemoryBody
 
 
 def adopt(base, updates, rule=None, step=1 << 20):
-    """The next model, and its digest."""
     body = MemoryBody.of(base)
     sink, done = MemorySink(body.layout), []
     digest = adopt_update(body, updates, rule or AggregationRule(), sink, step, done.append)
     assert done[-1] == body.layout.nbytes
-    return sink.tensors(), digest
+    return sink.tensors, digest
 
 
 @pytest.mark.parametrize("step", [16, 1 << 20])

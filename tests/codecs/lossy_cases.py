@@ -58,7 +58,6 @@ def rounded(codec: LossyCodec, source: Source) -> Source:
 
 
 def decoded(name: str, tensors, *require_lossless: str) -> dict[str, torch.Tensor]:
-    """Tensors as they are once they were encoded and decoded."""
     return tensors_of(rounded(lossy(name, *require_lossless), MemoryBody.of(tensors)))
 
 

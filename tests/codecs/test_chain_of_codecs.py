@@ -20,7 +20,6 @@ class Halves:
 
 
 def of(kind, **args):
-    """A codec's section."""
     return {"type": kind, "args": args}
 
 

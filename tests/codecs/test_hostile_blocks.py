@@ -11,27 +11,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flstream.errors import CodecError
+from flstream.aggregation.update import CollectedUpdate, Reading
+from flstream.aggregation.update_body import LocalBody
+from flstream.codecs.chain import CodecChain, UpdateForm, chain_of
+from flstream.errors import CodecError, UpdateRefusedError
+from flstream.job.codecs import CodecPlan, CodecSection
 from flstream.model.layout import Layout
 from flstream.model.memory import BufferSource, MemoryBody
 from flstream.model.source import Scratch, views_of
 from tests.codecs.lossy_cases import CODECS, lossy
-from tests.support import body_of
+from tests.support import body_of, tensor
 
 # Two blocks; the second is the last and shorter.
 COUNT, LAST = 70_000, 70_000 - 65_536
 NUMBERS = torch.randn(COUNT, generator=torch.Generator().manual_seed(0))
-MODEL = MemoryBody.of({"layer.weight": NUMBERS})
+LAYER = MemoryBody.of({"layer.weight": NUMBERS})
 
 
 def damaged(name, offset, data):
     """The body of an encoded form with other bytes at an offset of the last block."""
     codec = lossy(name)
-    layout, coded = codec.coded(MODEL.layout)
-    body = bytearray(body_of(codec.encode(MODEL)))
+    layout, coded = codec.coded(LAYER.layout)
+    body = bytearray(body_of(codec.encode(LAYER)))
     start = coded["layer.weight"].encoded_range(1)[0] + offset
     body[start : start + len(data)] = data
-    return body_of(codec.decode(BufferSource(layout, memoryview(body)), MODEL.layout))
+    return body_of(codec.decode(BufferSource(layout, memoryview(body)), LAYER.layout))
 
 
 def flaws():
@@ -82,3 +86,34 @@ def test_any_bytes_are_refused_or_decoded_within_the_model(name, data):
         assert len(view) == layout.nbytes
         assert bytes(view[-9:]) == body[-9:]
     assert scratch.take(layout.nbytes + 1)[-1] == 77
+
+
+EMBED = tensor("F32", (300, 100))
+MODEL = MemoryBody.of({"embed": EMBED, "head": EMBED, "x": tensor("F32", (400,))})
+INT8 = chain_of(CodecPlan([CodecSection(type="int8", args={"group": 64})]))
+FORM = UpdateForm(MODEL, INT8)
+
+
+def read(sent, params_type):
+    update = CollectedUpdate("site-1", LocalBody(sent), FORM, 1.0, params_type)
+    Reading(update, MODEL.layout, 1 << 20).read(0, MODEL.layout.nbytes, Scratch())
+
+
+def test_what_the_codec_never_writes_is_refused_by_the_site_s_name():
+    with pytest.raises(UpdateRefusedError, match=r"site-1 does not fit the model: .*'embed'"):
+        FORM.expect_fit("site-1", MODEL.layout, partial=False)
+    UpdateForm(MODEL, CodecChain()).expect_fit("site-1", MODEL.layout, partial=False)
+    layout = INT8.lossy.encoded(MODEL.layout)
+    body = np.full(layout.nbytes, 255, np.uint8)  # scales that are NaN
+    with pytest.raises(UpdateRefusedError, match=r"site-1 cannot be decoded: .*'embed'"):
+        read(BufferSource(layout, body.data), "DIFF")
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_further_name_of_a_tensor_that_is_not_there_is_refused_by_the_site_s_name(partial):
+    """A peer may state any layout: ``head`` as another name of ``x``, without ``embed``."""
+    layout = Layout.of([("x", "U32", (120,))], {"head": "x"})
+    with pytest.raises(UpdateRefusedError, match="site-1 does not fit the model"):
+        FORM.expect_fit("site-1", layout, partial=partial)
+    with pytest.raises(UpdateRefusedError, match="the update of site-1 cannot be decoded"):
+        read(BufferSource(layout, memoryview(bytearray(layout.nbytes))), "FULL")

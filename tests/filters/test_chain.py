@@ -6,10 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from flstream.errors import ClientError, UsageError
+from flstream.filters import selection
 from flstream.filters.block import Passage
 from flstream.filters.chain import filtered, remaining
+from flstream.filters.selection import order_statistics, percentile_of
 from flstream.job.filters import FiltersSection
 from flstream.model.memory import MemoryBody
 from flstream.model.source import Scratch, views_of
@@ -24,12 +29,10 @@ def specs(*sections, folder=None):
 
 
 def of(kind, **args):
-    """A filter's section."""
     return {"type": kind, "args": args}
 
 
 def without(names):
-    """The section of a filter that leaves tensors out."""
     return of("exclude_vars", exclude_vars=names)
 
 
@@ -81,14 +84,7 @@ def test_percentile_privacy_is_that_of_numpy(steps):
     assert_same_tensors({n: found[n] for n in kept}, {n: update[n] for n in kept})
 
 
-def test_gaussian_noise_has_its_variance_and_no_correlation_between_tensors():
-    found = left({"a": np.zeros(MANY), "b": np.zeros(MANY)}, of("gaussian", sigma=0.5))
-    a, b = found["a"].numpy(), found["b"].numpy()
-    assert abs(a.var() / 0.25 - 1) < 0.01
-    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(MANY)
-
-
-def test_noise_differs_by_seed_direction_and_place_and_is_repeated_with_a_task():
+def test_noise_has_its_variance_differs_by_seed_direction_place_and_tensor_and_is_repeated():
     zeros, noise = {"w": np.zeros(100)}, of("gaussian", sigma=1.0)
     first, *others = (
         as_bytes(left(zeros, *chain, passage=passage)["w"])
@@ -101,6 +97,10 @@ def test_noise_differs_by_seed_direction_and_place_and_is_repeated_with_a_task()
     )
     assert len({first, *others}) == 4
     assert as_bytes(left(zeros, noise, step=16)["w"]) == first
+    found = left({"a": np.zeros(MANY), "b": np.zeros(MANY)}, of("gaussian", sigma=0.5))
+    a, b = found["a"].numpy(), found["b"].numpy()
+    assert abs(a.var() / 0.25 - 1) < 0.01
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / math.sqrt(MANY)
 
 
 def test_svt_shares_the_fraction_with_noise_and_prefers_large_changes():
@@ -209,3 +209,38 @@ def test_a_filter_of_ones_own_is_a_class_that_is_called_with_blocks(tmp_path):
     assert torch.equal(found["scale"], update["scale"])
     with pytest.raises(ClientError, match=r"mine.py:Wrong returned .* for a block of .* 'w'"):
         left(update, "mine.py:Wrong", folder=tmp_path)
+
+
+NUMBERS = hnp.arrays(
+    np.float64,
+    st.integers(1, 300),
+    elements=st.floats(0, allow_nan=False, allow_infinity=True, allow_subnormal=True)
+    | st.sampled_from([0.0, 0.5, 1.0, 1.0 + 2**-52]),
+)
+
+
+@pytest.fixture(params=[1 << 18, 3], ids=["kept", "counted"])
+def most_kept(request, monkeypatch):
+    monkeypatch.setattr(selection, "_MOST_KEPT", request.param)
+
+
+@pytest.mark.usefixtures("most_kept")
+@given(numbers=NUMBERS, data=st.data())
+def test_order_statistics_are_those_of_the_sorted_numbers(numbers, data):
+    rank = data.draw(st.integers(0, len(numbers) - 1))
+    ranks = [rank, min(rank + 1, len(numbers) - 1), 0]
+    blocks = [numbers[at : at + 7] for at in range(0, len(numbers), 7)]
+    found = order_statistics(lambda: blocks, len(numbers), ranks)
+    assert found == np.sort(numbers)[ranks].tolist()
+
+
+def test_millions_of_numbers_take_two_passes():
+    numbers = np.abs(np.random.default_rng(3).normal(size=3_000_000)) * 1e-3
+    passes = []
+
+    def blocks():
+        passes.append(1)
+        return (numbers[at : at + 16_384] for at in range(0, len(numbers), 16_384))
+
+    assert percentile_of(blocks, len(numbers), 10) == np.percentile(numbers, 10)
+    assert len(passes) == 2

@@ -47,7 +47,17 @@ def test_what_is_read_and_received_is_what_it_would_be_on_the_cpu(request, step)
     assert b"".join(as_bytes(into[spec.name]) for spec in plain.layout.tensors) == expected
 
 
-def test_ranges_may_be_committed_in_any_order(device):
+def test_ranges_are_committed_in_any_order_and_changes_and_misfits_refused(device):
+    weight = torch.zeros(8)
+    assert tensor_view.is_elsewhere(weight)
+    body = MemoryBody.of({"w": weight})
+    assert body.changed() is None
+    weight += 1
+    assert "tensor 'w' was changed" in body.changed()
+    with pytest.raises(LayoutError, match=r"'w' is not contiguous"):
+        MemoryBody.over({"w": torch.zeros(4, 6).t()})
+    with pytest.raises(LayoutError, match="'w' is lazily conjugated or negated"):
+        MemoryBody.over({"w": torch.ones(3, dtype=torch.complex64).conj()})
     into = {"w": torch.zeros(64, dtype=torch.uint8)}
     sink = MemoryBody.over(into)
     first, second = sink.views(0, 16), sink.views(16, 64)
@@ -56,19 +66,3 @@ def test_ranges_may_be_committed_in_any_order(device):
     sink.commit(16, 64)
     sink.commit(0, 16)
     assert into["w"].tolist() == [1] * 16 + [2] * 48
-
-
-def test_a_change_during_an_offer_is_noticed(device):
-    weight = torch.zeros(8)
-    assert tensor_view.is_elsewhere(weight)
-    body = MemoryBody.of({"w": weight})
-    assert body.changed() is None
-    weight += 1
-    assert "tensor 'w' was changed" in body.changed()
-
-
-def test_what_cannot_be_received_into_is_refused(device):
-    with pytest.raises(LayoutError, match=r"'w' is not contiguous"):
-        MemoryBody.over({"w": torch.zeros(4, 6).t()})
-    with pytest.raises(LayoutError, match="'w' is lazily conjugated or negated"):
-        MemoryBody.over({"w": torch.ones(3, dtype=torch.complex64).conj()})

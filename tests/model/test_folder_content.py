@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 import flstream
-from flstream.model.folder_content import (
-    copy_folder,
-    folder_bytes,
-    folder_digest,
-    sync_folder,
-)
+from flstream.model.folder_content import copy_folder, folder_bytes, folder_digest, sync_folder
 
 
 def fill(folder: Path) -> Path:
@@ -32,24 +27,17 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-def relink(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("elsewhere")
-
-
-def replace(path: Path, content: bytes) -> None:
-    path.unlink()
-    path.write_bytes(content)
-
-
 CHANGES = {
     "a byte of a file": lambda top: (top / "deep/er/file").write_bytes(b"contend"),
     "the length of a file": lambda top: (top / "void").write_bytes(b"\0"),
     "the name of a file": lambda top: (top / "void").rename(top / "avoid"),
     "a mode": lambda top: (top / "tool").chmod(0o644),
     "the mode of a folder": lambda top: (top / "hollow").chmod(0o700),
-    "the target of a link": lambda top: relink(top / "link"),
-    "a link for a file": lambda top: replace(top / "dangling", b"nowhere"),
+    "the target of a link": lambda top: (top / "link").unlink() or (top / "link").symlink_to("a"),
+    "a file for a link": lambda top: (
+        (top / "dangling").unlink(),
+        (top / "dangling").write_bytes(b"nowhere"),
+    ),
     "a new empty folder": lambda top: (top / "deep/hollow").mkdir(),
     "one empty file less": lambda top: (top / "void").unlink(),
     "a file for a folder": lambda top: ((top / "hollow").rmdir(), (top / "hollow").touch()),

@@ -1,6 +1,10 @@
-"""Layouts: one order for one set of tensors, headers that come back, and none that lie."""
+"""Layouts: one order for one set of tensors, headers that come back, and none that lie.
+
+Selections of their tensors: patterns of whole names, and parts of nearly equal bytes.
+"""
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -8,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import cuts, entries, layouts
 
-from flstream.errors import LayoutError
+from flstream.errors import LayoutError, WorkflowError
 from flstream.model.dtypes import BY_CODE
 from flstream.model.header import MAX_HEADER_BYTES, header_length, parse_header
 from flstream.model.layout import Layout
 from flstream.model.order import in_order, order_text
+from flstream.model.selection import Part, selected_names
 
 
 def text_of(layout: Layout, metadata: dict[str, str] | None = None) -> bytes:
@@ -122,12 +127,9 @@ def test_offsets_beyond_4_gib_are_exact():
     assert [run.dtype for run in layout.runs((16 << 30) - 16, seam)] == ["F64", "U8"]
 
 
-def test_two_tensors_of_one_name_are_refused():
+def test_two_tensors_of_one_name_and_a_tie_of_the_formats_name_are_refused():
     with pytest.raises(LayoutError, match="same name"):
         Layout.of([("a", "F32", (1,)), ("a", "F16", (2,))])
-
-
-def test_no_tie_has_the_name_that_the_format_keeps():
     with pytest.raises(LayoutError, match="'__metadata__', which the format keeps"):
         parse_header(tied('{"__metadata__": "a"}'), "it")
 
@@ -190,10 +192,7 @@ def test_another_order_is_a_difference():
         (header(a=field(0, 2), b=field(1, 3)), "'a' and 'b' overlap"),
         (header(a=field(0, 2), b=field(3, 4)), "'a' and 'b' leave a hole"),
         (b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', "surrogate"),
-        (
-            header(a={**field(0, 1), "extra": 1}),
-            "'a' lacks .*, or has more: .* `extra`",
-        ),
+        (header(a={**field(0, 1), "extra": 1}), "'a' lacks .*, or has more: .* `extra`"),
         (b'{"a": {"dtype": "U8", "dtype": "I8", "shape": [], "data_offsets": [0, 1]}}', "twice"),
         (b'{"__metadata__": {"k": "1", "k": "2"}}', "stands there twice"),
         (tied("{"), "ties that are not a table of strings: .*truncated"),
@@ -262,3 +261,51 @@ def test_a_text_that_does_not_fit_gives_the_order_of_the_layout(text):
     layout = Layout.of([("b", "F32", (1,)), ("a", "F32", (1,))])
     assert list(in_order({"b": 1, "a": 2}, layout, text)) == ["a", "b"]
     assert order_text(layout, ["a", "b"]) == ""
+
+
+def layout_of(sizes, ties=None):
+    return Layout.of([(name, "F32", (size,)) for name, size in sizes.items()], ties)
+
+
+def parts_of(sizes, count, order):
+    layout, names = layout_of(sizes), tuple(sizes)
+    return [selected_names("send", (Part(i, count, order),), layout, names) for i in range(count)]
+
+
+# As a factory orders them; by name, h.10 comes before h.2.
+DEEP = {"embed": 30, **{f"h.{i}.w": 100 for i in range(12)}, "norm.w": 5, "norm.b": 5, "head": 20}
+
+
+def test_strided_parts_have_every_nth_layer_and_parts_in_order_the_following_ones():
+    first, second, third = parts_of(DEEP, 3, "strided")
+    assert {f"h.{i}.w" for i in (0, 3, 6, 9)} <= first
+    assert {f"h.{i}.w" for i in (1, 4, 7, 10)} <= second
+    assert {f"h.{i}.w" for i in (2, 5, 8, 11)} <= third
+    assert {"norm.w", "norm.b"} <= third  # a layer of its own, never divided
+    assert first | second | third == DEEP.keys()
+    first, second, third = parts_of(DEEP, 3, "in_order")
+    assert first == {"embed", *(f"h.{i}.w" for i in range(4))}
+    assert second == {f"h.{i}.w" for i in range(4, 8)}
+    assert third == {*(f"h.{i}.w" for i in range(8, 12)), "norm.w", "norm.b", "head"}
+
+
+@pytest.mark.parametrize("order", ["strided", "in_order"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_parts_have_nearly_equal_bytes_and_each_tensor_once(order, count):
+    parts = parts_of(DEEP, count, order)
+    sizes = [sum(DEEP[name] for name in part) for part in parts]
+    assert sum(sizes) == sum(DEEP.values())
+    assert max(sizes) <= 1.2 * sum(sizes) / count
+    # None is empty where one layer outweighs all others.
+    parts = parts_of({"a": 1000, "b": 1, "c": 1, "d": 1}, 4, order)
+    assert sorted(map(sorted, parts)) == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_patterns_match_whole_names_and_tied_ones_and_one_without_any_is_named():
+    layout = layout_of({"a.w": 2, "a.wide": 2, "b.w": 2}, {"c.w": "a.w"})
+    assert selected_names("send", (r"a\.w",), layout, ()) == {"a.w"}
+    assert selected_names("send", (r"c\..*",), layout, ()) == {"a.w"}
+    assert selected_names("send", (re.escape("b.w"), r".*wide"), layout, ()) == {"a.wide", "b.w"}
+    assert selected_names("send", (), layout, ()) == set()
+    with pytest.raises(WorkflowError, match=r"send has the pattern 'a', .* the model has a\.w"):
+        selected_names("send", ("a",), layout_of({"a.w": 1}), ())

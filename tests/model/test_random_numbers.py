@@ -9,15 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flstream.model.random_numbers import (
-    exponentials,
-    laplaces,
-    logarithms,
-    normals,
-    stream_key,
-    uniforms,
-    words,
-)
+from flstream.model import random_numbers
+from flstream.model.random_numbers import laplaces, normals, stream_key, uniforms, words
 
 KEY = stream_key(7, "noise", "layer.weight")
 KINDS = (words, uniforms, normals, laplaces)
@@ -35,12 +28,6 @@ def test_numbers_are_the_same_however_a_stream_is_cut(kind, start, cuts):
     assert np.concatenate(parts).tobytes() == whole[cuts[0] : cuts[-1]].tobytes()
 
 
-def test_streams_of_other_keys_have_nothing_in_common():
-    parts = [(7, "a", "b"), (7, "ab"), (7, "a", "c"), (8, "a", "b"), ("7", "a", "b")]
-    streams = [words(stream_key(*each), 0, 1000) for each in parts]
-    assert len({word for stream in streams for word in stream.tolist()}) == 5000
-
-
 def test_normal_and_laplace_numbers_are_the_quantiles_of_the_uniform_ones():
     uniform, inverse = uniforms(KEY, 0, 50_000), NormalDist().inv_cdf
     expected = np.array([inverse(each) for each in uniform])
@@ -52,11 +39,13 @@ def test_normal_and_laplace_numbers_are_the_quantiles_of_the_uniform_ones():
     assert abs((drawn**4).mean() - 3) < 4 * math.sqrt(96 / MANY)
     assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 4 / math.sqrt(MANY)
     numbers = np.linspace(-700, 700, 20_001)
-    np.testing.assert_allclose(exponentials(numbers), np.exp(numbers), rtol=4e-16)
-    np.testing.assert_allclose(logarithms(np.exp(numbers)), numbers, rtol=4e-16, atol=4e-16)
+    np.testing.assert_allclose(random_numbers.exponentials(numbers), np.exp(numbers), rtol=4e-16)
+    np.testing.assert_allclose(
+        random_numbers.logarithms(np.exp(numbers)), numbers, rtol=4e-16, atol=4e-16
+    )
 
 
-def test_uniform_numbers_lie_between_zero_and_one_and_evenly():
+def test_uniform_numbers_lie_evenly_and_streams_of_other_keys_have_nothing_in_common():
     drawn = uniforms(KEY, 0, MANY)
     assert 0 < drawn.min() < 1e-4
     assert 1 - 1e-4 < drawn.max() < 1
@@ -64,3 +53,6 @@ def test_uniform_numbers_lie_between_zero_and_one_and_evenly():
     counts = np.histogram(drawn, 100, (0, 1))[0]
     # Chi squared of 99 degrees of freedom: mean 99, standard deviation 14.
     assert ((counts - MANY / 100) ** 2 / (MANY / 100)).sum() < 99 + 5 * 14
+    parts = [(7, "a", "b"), (7, "ab"), (7, "a", "c"), (8, "a", "b"), ("7", "a", "b")]
+    streams = [words(stream_key(*each), 0, 1000) for each in parts]
+    assert len({word for stream in streams for word in stream.tolist()}) == 5000

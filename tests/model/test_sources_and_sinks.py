@@ -217,24 +217,19 @@ def source(request: pytest.FixtureRequest, place: Place) -> Source:
 
 
 class TestSources:
-    def test_the_layout_has_every_tensor_with_its_dtype_and_shape(self, source):
+    def test_any_range_is_read_again_and_again_and_shown_in_place_as_it_is_read(self, source):
         codes = {name: (name.split(".")[0], tuple(value.shape)) for name, value in STATE.items()}
         assert {spec.name: (spec.dtype, spec.shape) for spec in source.layout.tensors} == codes
-
-    def test_any_range_is_read_again_and_again(self, source):
+        whole, scratch = due(source.layout, STATE), Scratch()
+        for start, stop in ranges_of(source.layout):
+            views = in_place(source, start, stop)
+            assert views is None or b"".join(views) == whole[start:stop]
         if isinstance(source, RemoteSource):  # is read once
             with pytest.raises(ValueError, match="goes on at byte 0"):
                 views_of(source, CHUNK, 2 * CHUNK, Scratch())
             return
-        whole, scratch = due(source.layout, STATE), Scratch()
         for start, stop in ranges_of(source.layout) * 2:
             assert b"".join(views_of(source, start, stop, scratch)) == whole[start:stop]
-
-    def test_what_is_shown_in_place_is_what_is_read(self, source):
-        whole = due(source.layout, STATE)
-        for start, stop in ranges_of(source.layout):
-            views = in_place(source, start, stop)
-            assert views is None or b"".join(views) == whole[start:stop]
 
     @pytest.mark.parametrize("name", SOURCES)
     def test_a_body_without_a_byte_is_copied_too(self, name, place):
@@ -281,9 +276,7 @@ class TestSinks:
 
 
 @pytest.mark.parametrize("name", SINKS)
-def test_any_source_is_copied_into_any_sink_with_the_digest_of_the_bytes_in_order(
-    source, name, place
-):
+def test_any_source_is_copied_into_any_sink_with_the_digest_of_the_bytes(source, name, place):
     sink, written = SINKS[name](source.layout, place)
     digest, whole = BodyDigest(source.layout), due(source.layout, STATE)
     copy(source, sink, step=10_000, digest=digest)

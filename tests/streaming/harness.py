@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -14,11 +14,9 @@ from support import tensor
 from flstream.model.copy import copy
 from flstream.model.layout import Layout
 from flstream.model.memory import MemoryBody, Params
-from flstream.model.source import OnRange, Source
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings
 from flstream.streaming.download import RemoteSource
 from flstream.streaming.wire import Reply, Request
-from flstream.telemetry.events import Transfer
 from flstream.transport.channel import pipe
 
 QUICK = StreamSettings(chunk_size=4096, request_timeout=30, ping_after=0.05)
@@ -36,11 +34,6 @@ class Watch:
 
     Each function gets the number of a frame, from 1 up, or what a reply says; and the packet to be
     changed in place: damaged, or cleared and so lost.
-
-    Attributes:
-        frames: the frames that the sender sent.
-        requests: what the receiver sent.
-        connections: number of connections so far.
     """
 
     def __init__(self, on_frame: OnFrame, on_reply: OnReply) -> None:
@@ -51,7 +44,6 @@ class Watch:
         self.connections = 0
 
     def __call__(self, way: Way, packet: Packet) -> list[bytes]:
-        """Return what a packet has become."""
         data = bytearray(packet.data)
         if packet.kind != MESSAGE:
             self.frames.append(packet)
@@ -113,9 +105,7 @@ class Harness:
     def receiver(self, name: str = "site-1", *, direct: bool = False) -> Receiver:
         return Receiver(self.channel(name, direct=direct), "server")
 
-    def watched(
-        self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns: bool = True
-    ) -> tuple[Receiver, Watch]:
+    def watched(self, on_frame: OnFrame = leave, *, on_reply: OnReply = leave, returns=True):
         """A receiver whose packets are noted, and which comes back when its connection breaks."""
         watch = Watch(on_frame, on_reply)
 
@@ -130,21 +120,11 @@ class Harness:
 
         return Receiver(connect(), "server", connect=connect if returns else None), watch
 
-    def fetched(
-        self,
-        source: Source,
-        settings: StreamSettings = QUICK,
-        sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
-        *,
-        receiver: Receiver | None = None,
-        encoder: Any = None,
-        opening: Mapping[str, Any] | None = None,
-        **how: Any,
-    ) -> tuple[Any, Transfer, Ref]:
+    def fetched(self, source, settings=QUICK, *, receiver=None, encoder=None, opening=None, **how):
         """Offer a body and download it; return the sink, the cost and the ref, which is settled."""
         ref = self.service.offer(source, ["site-1"], encoder=encoder)
         remote = RemoteSource(receiver or self.receiver(), ref.token, settings, **opening or {})
-        sink = received(remote, sink_for, **how)
+        sink = received(remote, **how)
         assert ref.wait(30).ok
         return sink, remote.cost, ref
 
@@ -156,30 +136,21 @@ def open_harness() -> Iterator[Harness]:
         yield Harness(stack)
 
 
-def received(
-    remote: RemoteSource,
-    sink_for: Callable[[Layout], Any] = MemoryBody.allocate,
-    on_range: OnRange | None = None,
-    *,
-    held: Source | None = None,
-    decode: Callable[[Source], Source] | None = None,
-    decoder_for: Callable[[Layout], Any] = lambda layout: None,
-    wanted: Sequence[tuple[int, int]] | None = None,
-) -> Any:
+def received(remote, sink_for=MemoryBody.allocate, held=None, decode=None, decoder_for=None, **how):
     """Receive a ref's body into a sink, to the end of its download."""
     with remote:
-        remote.decoder = decoder_for(remote.layout)
+        if decoder_for is not None:
+            remote.decoder = decoder_for(remote.layout)
         body = remote if decode is None else decode(remote)
         sink = sink_for(body.layout)
         if held is not None:
             remote.reuse(held)
         if decode is None:
-            remote.deliver(sink, on_range, wanted)
+            remote.deliver(sink, **how)
         else:
             copy(body, sink)
     return sink
 
 
 def fetch(receiver: Receiver, token: bytes, settings: StreamSettings = QUICK) -> MemoryBody:
-    """Download into new memory."""
     return received(RemoteSource(receiver, token, settings))

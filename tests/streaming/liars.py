@@ -15,7 +15,7 @@ from packets import FRAME, exactly, greeting, message, packed, read_packet
 from flstream.streaming import Channel, Receiver
 from flstream.streaming.settings import DEFAULT_LIMITS, Limits
 
-NBYTES = 100_000
+NBYTES, PONG = 100_000, message("Pong", 999_999)
 # What frames of liars have.
 BYTES = (0, 1)
 SENDERS: dict[str, tuple[str, ...]] = {
@@ -83,17 +83,20 @@ FRAMES: dict[str, Callable[[int, int, bytes], bytes]] = {
 """What a sender sends in place of a frame."""
 
 
-class Liar:
-    """A peer that says something on a thread of its own, until either side ends it."""
+class Sender:
+    """A sender that does what a case of SENDERS says, on a thread, until either side ends it.
 
-    def __init__(self, sock: socket.socket, say: Callable[[socket.socket], None]) -> None:
-        self._sock = sock
-        self._thread = threading.Thread(target=self._run, args=(say,), name="liar", daemon=True)
+    Chatter sends `again` without end. In `told` is how the receiver closed the download.
+    """
+
+    def __init__(self, sock, case, nbytes=NBYTES, *, again=PONG, layout=b"", reason="no") -> None:
+        self.told: Queue[tuple[bool, str]] = Queue()
+        self._sock, self._case = sock, case
+        self._opened = {"layout": layout or layout_of(("w", 0, nbytes)), **OPENED.get(case, {})}
+        self._refusal = {"reason": "it was changed" if case == "a change at the end" else reason}
+        self._again = again * (1 + (64 << 10) // len(again))
+        self._thread = threading.Thread(target=self._run, name="liar", daemon=True)
         self._thread.start()
-
-    def _run(self, say: Callable[[socket.socket], None]) -> None:
-        with suppress(Exception):  # the other side is gone
-            say(self._sock)
 
     def close(self) -> None:
         with suppress(OSError):
@@ -101,42 +104,10 @@ class Liar:
         self._thread.join()
         self._sock.close()
 
-
-class Sender(Liar):
-    """A sender that answers.
-
-    Args:
-        sock: Its end of the connection.
-        case: What it does: see :data:`SENDERS`.
-        nbytes: Length of the body that it has.
-        again: What it sends without end, once it is asked for the layout or for bytes.
-        layout: Layout that it states.
-        reason: Why it refuses.
-
-    Attributes:
-        told: How the receiver closed the download, once it has.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        case: str,
-        *,
-        nbytes: int = NBYTES,
-        again: bytes = message("Pong", 999_999),
-        layout: bytes = b"",
-        reason: str = "no",
-    ) -> None:
-        self.told: Queue[tuple[bool, str]] = Queue()
-        self._case = case
-        self._opened = {"layout": layout or layout_of(("w", 0, nbytes)), **OPENED.get(case, {})}
-        self._refusal = {"reason": "it was changed" if case == "a change at the end" else reason}
-        self._again = again * (1 + (64 << 10) // len(again))
-        super().__init__(sock, self._say)
-
-    def _say(self, sock: socket.socket) -> None:
-        for packet in self._packets(sock):
-            sock.sendall(packet)
+    def _run(self) -> None:
+        with suppress(Exception):  # the other side is gone
+            for packet in self._packets(self._sock):
+                self._sock.sendall(packet)
 
     def _packets(self, sock: socket.socket) -> Iterator[bytes]:
         case, under_way = self._case, 0
@@ -186,7 +157,6 @@ class Sender(Liar):
 
 @contextmanager
 def receiver_of(case: str, limits: Limits = DEFAULT_LIMITS, **options: Any) -> Iterator[Any]:
-    """A receiver, and the sender at the other end."""
     ours, theirs = socket.socketpair()
     with (
         closing(Sender(theirs, case, **options)) as sender,

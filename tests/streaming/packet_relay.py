@@ -38,12 +38,9 @@ OnPacket = Callable[[Way, Packet], Sequence[bytes]]
 
 
 class Relay:
-    """A connection between a receiver and a sender, which passes packets on until one side ends.
+    """A connection between a receiver, near, and a sender, until one side ends.
 
-    Args:
-        near: Socket whose other end the receiver has.
-        far: Socket whose other end the sender has.
-        on_packet: Called with each packet, on a thread for each way.
+    A thread for each way calls `on_packet` with each packet.
     """
 
     def __init__(self, near: socket.socket, far: socket.socket, on_packet: OnPacket) -> None:
@@ -59,7 +56,6 @@ class Relay:
             thread.start()
 
     def close(self) -> None:
-        """End the connection on both sides, and the threads."""
         self._cut()
         for thread in self._threads:
             thread.join()
@@ -147,18 +143,14 @@ FAULTS: dict[str, Fault] = {
 
 
 class Script:
-    """The harms that befall the packets of one download after another.
-
-    Attributes:
-        hits: The harms that were done.
-    """
+    """The harms that befall the packets of one download after another."""
 
     def __init__(self) -> None:
         self.begin([])
 
     def begin(self, harms: Sequence[Harm]) -> None:
         """Begin with new harms, and count packets from now on."""
-        self.hits: list[Harm] = []
+        self.hits: list[Harm] = []  # that were done
         self._harms = list(harms)
         self._counts: Counter[tuple[Way, bool]] = Counter()
         self._held: dict[Way, list[bytes]] = {}

@@ -45,7 +45,6 @@ class Packet(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether the payload is as it was sent."""
         return self.data[-TRAILER_BYTES:] == digest(self.payload)
 
     @property
@@ -61,7 +60,6 @@ def digest(data: bytes) -> bytes:
 
 
 def packed(kind: int, number: int, start: int, payload: bytes) -> bytes:
-    """A whole packet."""
     fields = FIELDS.pack(b"FLST", VERSION, kind, number, start, len(payload))
     return fields + digest(fields) + payload + digest(payload)
 
@@ -73,7 +71,6 @@ def message(name: str, number: int, **fields: Any) -> bytes:
 
 
 def greeting(version: int = VERSION) -> bytes:
-    """First message of either side."""
     return message("Hello", 0, version=version)
 
 
@@ -88,9 +85,7 @@ def exactly(sock: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def read_packet(
-    sock: socket.socket, read: Callable[[socket.socket, int], bytes] = exactly
-) -> Packet:
+def read_packet(sock: socket.socket, read: Callable[..., bytes] = exactly) -> Packet:
     """The next packet of a socket, of which `read` gives so many bytes."""
     head = read(sock, HEADER_BYTES)
     magic, version, kind, number, start, length = FIELDS.unpack(head[:-8])

@@ -20,13 +20,12 @@ from threading import Event, Lock, Thread
 from typing import Any, NamedTuple
 
 import msgspec
+import packets
 from packets import (
-    FRAME,
     MESSAGE,
     BrokenError,
     FailedError,
     Packet,
-    digest,
     exactly,
     greeting,
     message,
@@ -123,7 +122,9 @@ class Body:
         blocks = cut([(0, self.size)], block)
         theirs = [digests[at : at + 8] for at in range(0, len(digests), 8)]
         pairs = zip(blocks, theirs, strict=True)
-        self.missing = [at for at, mark in pairs if digest(bytes(self.data[slice(*at)])) != mark]
+        self.missing = [
+            at for at, mark in pairs if packets.digest(bytes(self.data[slice(*at)])) != mark
+        ]
 
     def ask(self) -> list[Range]:
         """Return ranges to be fetched, whose frames are expected from now on."""
@@ -139,7 +140,7 @@ class Body:
         """Put the next frame where it belongs."""
         start, stop = next(iter(self.expected.items()), (-1, -1))
         place = frame.kind, frame.start, frame.start + len(frame.payload)
-        if place != (FRAME, start, stop):
+        if place != (packets.FRAME, start, stop):
             raise BrokenError("not the next frame of the last request")
         del self.expected[start]
         if frame.is_sound:
@@ -294,7 +295,6 @@ class Stranger:
         return body
 
     def fill(self) -> None:
-        """Fetch what is missing until nothing is."""
         body = self.body
         assert body is not None
         while body.expected or body.missing:
@@ -307,7 +307,6 @@ class Stranger:
                 self.useful = time.monotonic()
 
     def download(self, token: bytes, **options: Any) -> dict[str, Tensor]:
-        """Fetch all, and close the ref."""
         try:
             body = self.open(token, **options)
             self.insist(self.fill)

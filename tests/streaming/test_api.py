@@ -11,21 +11,9 @@ from support import assert_same_tensors, tensor
 
 from flstream.errors import AbortedError, LayoutError, RefusedError
 from flstream.model.layout import Layout
-from flstream.streaming import (
-    Limits,
-    Signal,
-    StreamSettings,
-    TensorSpec,
-    add_blob,
-    add_file,
-    add_tensors,
-    download_blob,
-    download_file,
-    download_specs,
-    download_tensors,
-    wire,
-)
-from flstream.streaming.wire import MAX_SPECS
+from flstream.streaming import Signal, TensorSpec, add_blob, add_file, add_tensors, wire
+from flstream.streaming.api import download_blob, download_file, download_specs, download_tensors
+from flstream.streaming.settings import Limits, StreamSettings
 
 MODEL = OrderedDict(
     (name, tensor(code, shape, seed=len(name)))
@@ -49,6 +37,8 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
         assert download_file(harness.receiver("other"), ref.id, path)[0].ok
         ref = add_file(harness.service, path, ["site-1", "other"])
     status, got = download_tensors(harness.receiver(), ref.id, select=names, max_chunk_size=size)
+    with pytest.raises(TypeError, match="neither true nor false"):
+        bool(status)  # it is the opposite in NVFlare
     assert list(got) == names
     assert_same_tensors(got, {name: MODEL[name] for name in names})
     assert status.cost.bytes == sum(MODEL[name].nbytes for name in names)
@@ -57,13 +47,6 @@ def test_what_was_selected_arrives_and_nothing_else_is_sent(harness, tmp_path, n
     assert ref.outcome is None
     assert download_tensors(harness.receiver("other"), ref.id)[0].ok
     assert ref.wait(10).ok
-
-
-def test_a_status_is_no_truth_value_since_it_is_the_opposite_in_nvflare(harness):
-    ref = add_tensors(harness.service, MODEL, ["site-1"])
-    status, _ = download_tensors(harness.receiver(), ref.id)
-    with pytest.raises(TypeError, match="neither true nor false"):
-        bool(status)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +86,7 @@ def test_tensors_are_looked_up_by_name_round_and_tags_over_all_that_is_on_offer(
     report = TensorSpec("w", 2, tags=("trained",), report=True)
     assert download_specs(harness.receiver(), [report])[1]["w"].all()
     for spec, sentence in [
-        (
-            TensorSpec("w", 3, tags=("trained",)),
-            "no tensor 'w' of round 3 and the tags trained",
-        ),
+        (TensorSpec("w", 3, tags=("trained",)), "no tensor 'w' of round 3 and the tags trained"),
         (TensorSpec("b.weight", 3, tags=("trained",)), "no tensor 'b.weight' of round 3"),
         (TensorSpec("w"), "no tensor 'w' of round 0 is on offer by server"),
     ]:
@@ -148,7 +128,18 @@ def test_any_file_travels_as_it_is(harness, tmp_path, content, resume):
     assert ref.wait(10).ok
 
 
-def test_more_ranges_than_a_request_has_are_fetched_by_several(harness, monkeypatch):
+def test_more_tensors_and_ranges_than_a_request_has_are_fetched_by_several(harness, monkeypatch):
+    specs = [TensorSpec(f"t{number}", number) for number in range(wire.MAX_SPECS + 1)]
+    for number, spec in enumerate(specs):
+        tensors = {spec.tensor_name: torch.tensor(number)}
+        add_tensors(harness.service, tensors, ["site-1"], round=number)
+    signal, receiver = Signal(), harness.receiver()
+    _, got = download_specs(receiver, specs, abort_signal=signal)
+    assert [int(value) for value in got.values()] == list(range(wire.MAX_SPECS + 1))
+    signal.set()
+    with pytest.raises(AbortedError):
+        download_specs(receiver, specs, abort_signal=signal)
+    signal.close()
     monkeypatch.setattr(wire, "MAX_RANGES", 300)
     names = [f"{number:05}" for number in range(1_000)]
     model = {name: torch.tensor(number) for number, name in enumerate(names)}
@@ -157,20 +148,6 @@ def test_more_ranges_than_a_request_has_are_fetched_by_several(harness, monkeypa
     status, got = download_tensors(harness.receiver(), ref.id, select=chosen)
     assert (list(got), status.cost.requests) == (chosen, 2)
     assert [int(value) for value in got.values()] == list(range(0, 1_000, 2))
-
-
-def test_more_tensors_than_a_request_has_are_looked_up_by_several(harness):
-    specs = [TensorSpec(f"t{number}", number) for number in range(MAX_SPECS + 1)]
-    for number, spec in enumerate(specs):
-        tensors = {spec.tensor_name: torch.tensor(number)}
-        add_tensors(harness.service, tensors, ["site-1"], round=number)
-    signal, receiver = Signal(), harness.receiver()
-    _, got = download_specs(receiver, specs, abort_signal=signal)
-    assert [int(value) for value in got.values()] == list(range(MAX_SPECS + 1))
-    signal.set()
-    with pytest.raises(AbortedError):
-        download_specs(receiver, specs, abort_signal=signal)
-    signal.close()
 
 
 def test_progress_only_goes_up_and_tensors_are_told_of_once_when_whole(harness):
@@ -209,8 +186,12 @@ def test_a_callback_that_raises_harms_nobody(harness, capfd):
     assert "in the callback" in capfd.readouterr().err
 
 
-def offers(tensors=MODEL, **options):
-    return lambda harness: add_tensors(harness.service, tensors, ["site-1"], **options)
+def offers(tensors=MODEL, receivers=("site-1", "site-2", "site-3"), **options):
+    return lambda harness: add_tensors(harness.service, tensors, receivers, **options)
+
+
+def waits(*how):
+    return lambda harness: offers()(harness).wait(*how)
 
 
 def downloads(**options):
@@ -231,6 +212,8 @@ NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags=\(text,\)\)"
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (offers(receivers="site-1"), "receivers is the text 'site-1'; give a list"),
+        (offers(receivers=[None]), "receivers are .None.; give their names"),
         (offers(on_settled=3), "on_settled is 3; give a function"),
         (offers(round="7"), "round is '7'; give a whole number"),
         (offers(tags="agg"), "tags are 'agg'; give a list of texts"),
@@ -258,14 +241,17 @@ NO_SPEC = r"is no spec; give TensorSpec\(name, round, tags=\(text,\)\)"
         (sets(request_timeout="5"), "request_timeout is '5'; give seconds above 0"),
         (sets(request_timeout=10**400), "give seconds above 0"),
         (sets(ping_after=-1.0), "ping_after is -1.0"),
+        *((waits(timeout), "a timeout of") for timeout in (float("nan"), "x")),
+        *(
+            (waits(0, quorum), f"a quorum of {quorum!r} cannot be had of 3 receivers")
+            for quorum in (0, -1, 4, True, 1.0, "2")
+        ),
+        *(
+            (lambda _, most=most: Limits(most), f"scratch_bytes is {most!r}; give a whole number")
+            for most in (None, "x", 0, -1, 1.5, True)
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(harness, call, sentence):
     with pytest.raises((ValueError, TypeError, LayoutError), match=sentence):
         call(harness)
-
-
-@pytest.mark.parametrize("value", [None, "x", 0, -1, 1.5, True])
-def test_limits_that_are_none_are_refused(value):
-    with pytest.raises(ValueError, match=f"scratch_bytes is {value!r}; give a whole number from 1"):
-        Limits(scratch_bytes=value)

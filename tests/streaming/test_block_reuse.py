@@ -48,9 +48,8 @@ BLOCKS = st.sets(st.integers(0, COUNT - 1), max_size=COUNT // 3)
 
 
 def fetched(harness, held, sink_for=MemoryBody.allocate, how=REUSING, decode=None):
-    """The sink and the cost of a download by one who has something at hand."""
     sink, cost, ref = harness.fetched(
-        body(), how, sink_for, opening={"digests": True}, held=held, decode=decode
+        body(), how, sink_for=sink_for, opening={"digests": True}, held=held, decode=decode
     )
     assert ref.deliveries["site-1"].bytes == cost.bytes
     return sink, cost
@@ -74,13 +73,7 @@ def test_only_blocks_that_differ_are_fetched(blocks, chunk_size, sink):
         assert bool(cost.requests) == bool(blocks)
 
 
-def test_a_body_of_another_layout_is_of_no_use(harness):
-    sink, cost = fetched(harness, MemoryBody.of({"another": body().tensors["w"]}))
-    assert body_of(sink) == body_of(body())
-    assert cost.reused == 0
-
-
-def test_digests_are_taken_once_for_all_who_ask(harness):
+def test_digests_are_taken_once_for_all_and_another_layout_is_of_no_use(harness):
     reads = []
 
     class Counting(MemoryBody):
@@ -94,6 +87,9 @@ def test_digests_are_taken_once_for_all_who_ask(harness):
         remote = RemoteSource(harness.receiver(name), ref.token, REUSING, digests=True)
         received(remote, held=body())
     assert reads == list(range(0, NBYTES, BLOCK_BYTES))
+    sink, cost = fetched(harness, MemoryBody.of({"another": body().tensors["w"]}))
+    assert body_of(sink) == body_of(body())
+    assert cost.reused == 0
 
 
 @pytest.mark.parametrize("change", ["too few", "none"])

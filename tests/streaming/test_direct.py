@@ -11,7 +11,7 @@ import pytest
 import torch
 from harness import QUICK, fetch, received
 from packets import greeting, message, read_packet
-from support import body_of
+from support import body_of, open_files
 
 from flstream.errors import ChannelClosedError, ProtocolError, RefusedError
 from flstream.model.checkpoint import FileSource, write_checkpoint
@@ -35,16 +35,8 @@ def source(request, tmp_path):
     return FileSource(tmp_path / "model.safetensors")
 
 
-def reader_of(source):
-    return FileReader if isinstance(source, FileSource) else MemoryReader
-
-
 def fetched(harness, source, settings=QUICK, **how):
     return harness.fetched(source, settings, receiver=harness.receiver(direct=True), **how)
-
-
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_bytes_are_read_without_a_frame_and_files_are_closed(harness, source):
@@ -76,8 +68,8 @@ def test_ranges_are_read_in_order_and_some_alone(harness, source):
 @pytest.mark.parametrize("good", [0, 1], ids=["from the first on", "half-way"])
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.ESRCH, errno.EFAULT])
 def test_what_the_kernel_does_not_allow_comes_as_frames(harness, source, code, good):
-    reader, refusal, calls = reader_of(source), OSError(code, os.strerror(code)), []
-    read = reader.read
+    reader = FileReader if isinstance(source, FileSource) else MemoryReader
+    refusal, calls, read = OSError(code, os.strerror(code)), [], reader.read
 
     def refuse(self, start, into):
         calls.append(start)
@@ -86,23 +78,22 @@ def test_what_the_kernel_does_not_allow_comes_as_frames(harness, source, code, g
         read(self, start, into)
 
     with patch.object(reader, "read", refuse):
-        sink, cost, ref = fetched(harness, source)
+        sink, cost, ref = fetched(harness, source, replace(QUICK, chunk_size=1 << 16))
     assert len(calls) == good + 1
     assert body_of(sink) == body_of(BODY)
     assert cost.chunks > 0
     assert cost.bytes == BODY.layout.nbytes == cost.direct + ref.deliveries["site-1"].bytes
 
 
-def test_memory_that_does_not_lie_in_order_comes_as_frames(harness):
-    model = {"w": torch.arange(100_000).reshape(100, 1000).t()}
-    sink, cost, _ = fetched(harness, MemoryBody.of(model))
-    assert torch.equal(sink.tensors["w"], model["w"])
-    assert cost.direct == 0
+def test_memory_that_does_not_lie_in_order_comes_as_frames_and_what_settings_say(harness):
+    turned = MemoryBody.of({"w": torch.arange(100_000).reshape(100, 1000).t()})
+    for body, how in ((turned, QUICK), (BODY, replace(QUICK, direct=False))):
+        sink, cost, _ = fetched(harness, body, how)
+        assert body_of(sink) == body_of(body)
+        assert cost.direct == 0
 
 
-def test_what_was_read_of_a_sender_that_ended_before_it_said_that_it_lives_does_not_count(
-    harness, source
-):
+def test_what_was_read_does_not_count_if_its_sender_ends_before_the_close(harness, source):
     with pytest.raises(ChannelClosedError):
         fetched(harness, source, on_range=lambda start, stop: harness.service.close())
 
@@ -162,16 +153,10 @@ def test_memory_that_is_not_there_is_asked_for_as_frames():
     assert kinds == ["Hello", "Open", "Fetch"]
 
 
-def test_settings_may_ask_for_frames(harness):
-    sink, cost, _ = fetched(harness, BODY, replace(QUICK, direct=False))
-    assert body_of(sink) == body_of(BODY)
-    assert cost.direct == 0
-
-
 @pytest.mark.parametrize("by", ["another receiver", "another connection of the same one"])
 def test_what_is_read_after_its_owner_had_it_back_does_not_count(harness, by):
     """A receiver that has a ref fetches it again, and it settles meanwhile."""
-    model = {"a": torch.ones(5 * MIB), "b": torch.ones(5 * MIB)}
+    model = {name: torch.ones(9 * MIB, dtype=torch.uint8) for name in "ab"}
     names = ["site-1", "site-2"] if by == "another receiver" else ["site-1"]
     ref = harness.service.offer(MemoryBody.of(model), names)
     receiver, other = (harness.receiver(name, direct=True) for name in ("site-1", names[-1]))
@@ -191,7 +176,7 @@ def test_what_is_read_after_its_owner_had_it_back_does_not_count(harness, by):
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_change_is_refused_also_when_a_receiver_fetches_again(harness, direct):
-    model = {"a": torch.ones(5 * MIB), "b": torch.ones(5 * MIB)}
+    model = {name: torch.ones(9 * MIB, dtype=torch.uint8) for name in "ab"}
     ref = harness.service.offer(MemoryBody.of(model), ["site-1", "site-2"])
     receiver = harness.receiver(direct=direct)
     fetch(receiver, ref.token)

@@ -24,9 +24,7 @@ from flstream.telemetry.events import Transfer
 @given(entries(), st.integers(0, 40).map(lambda count: 16 * count))
 @example([], 0)
 @example([("empty", "F32", (0,))], 0)
-def test_every_tensor_arrives_bit_by_bit_in_one_request_and_frames_as_promised(
-    given_entries, chunk_size
-):
+def test_every_bit_arrives_by_one_request_in_frames_as_promised(given_entries, chunk_size):
     tensors = {name: tensor(code, shape) for name, code, shape in given_entries}
     body, how = MemoryBody.of(tensors), StreamSettings(chunk_size, 30)
     with open_harness() as harness:
@@ -55,9 +53,7 @@ def test_every_tensor_arrives_bit_by_bit_in_one_request_and_frames_as_promised(
     ],
     ids=["64 KiB", "in two frames", "more", "more, in many frames", "nothing", "native"],
 )
-def test_what_has_64_kib_comes_with_its_layout_and_the_rest_by_one_request(
-    harness, nbytes, settings, fetches, frames
-):
+def test_64_kib_come_with_the_layout_more_by_a_request(harness, nbytes, settings, fetches, frames):
     receiver, watch = harness.watched()
     body = MemoryBody.of({"w": np.full(nbytes, 7, np.uint8)})
     sink, cost, ref = harness.fetched(body, settings, receiver=receiver)
@@ -103,12 +99,9 @@ class Squares:
 
 
 @pytest.mark.parametrize("chunk_size", [4096, 2 << 20, 0])
-def test_a_source_of_ones_own_is_offered_range_by_range(harness, chunk_size):
+def test_a_source_of_ones_own_is_offered_and_may_stand_for_another_layout(harness, chunk_size):
     body, _, _ = harness.fetched(Squares(300_000), replace(QUICK, chunk_size=chunk_size))
     assert torch.equal(body.tensors["squares"], torch.arange(300_000) ** 2)
-
-
-def test_an_encoded_form_comes_with_the_layout_of_what_it_stands_for(harness):
     encoded, layout = Squares(10), MemoryBody.of(MODEL).layout
     ref = harness.service.offer(encoded, ["site-1"], decoded=layout)
     with RemoteSource(harness.receiver(), ref.token, QUICK) as remote:

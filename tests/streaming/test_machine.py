@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import liars
 import numpy as np
@@ -26,25 +27,14 @@ import pytest
 import stranger
 import torch
 from harness import received
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
 from nightly_cases import first_and_nightly
 from packet_relay import FAULTS, Harm, Relay, Script
 from support import as_bytes
 
 from flstream.codecs import frames
-from flstream.codecs.cast import Cast
 from flstream.codecs.frames import FrameCodec, FrameCoder, Zstd
-from flstream.codecs.lossy import LossyCodec
-from flstream.codecs.quantised import Quantised
-from flstream.codecs.sparse import Ternary, TopK
 from flstream.errors import FlstreamError, LayoutError, RefusedError, StreamingError
 from flstream.job.network_section import NetworkLink
 from flstream.model.checkpoint import FileSource, write_checkpoint
@@ -52,16 +42,13 @@ from flstream.model.copy import copy
 from flstream.model.mapped import MappedModel
 from flstream.model.memory import MemoryBody
 from flstream.streaming import Channel, DownloadService, Receiver, Ref, StreamSettings, api
+from flstream.streaming import receiver as receiver_module
 from flstream.streaming.download import RemoteSource
 from flstream.transport.link import LinkRelay
+from tests.codecs.lossy_cases import lossy
 
 FRAMES = FrameCodec(("delta", "shuffle"), Zstd(), "zstd")
-LOSSY = {
-    "bf16": Cast("bf16"),
-    "int8": Quantised(8, 256),
-    "top-k": TopK(0.01),
-    "ternary": Ternary(0.04),
-}
+LOSSY = ("cast bf16", "int8", "topk", "ternary")
 WAYS = ("tcp", "pair", "link")
 IN_MEMORY, IN_FILES = ("tensors", "arrays"), ("file", "mapped")
 SELECTED = ["steps", "w"]
@@ -73,7 +60,6 @@ Bits = Mapping[str, bytes]
 
 
 def bits_of(tensors: Mapping[str, Any]) -> Bits:
-    """The bytes of tensors or arrays, by name."""
     return {
         name: value.tobytes() if isinstance(value, np.ndarray) else as_bytes(value)
         for name, value in tensors.items()
@@ -142,7 +128,6 @@ class Site:
         return Channel(ours, "server", beats=machine.way == "tcp")
 
     def come_back(self) -> None:
-        """Come back after an error, as another process would."""
         self.close()
         self.receiver = self._new_receiver()
 
@@ -155,8 +140,6 @@ class Site:
 
 
 class Transfer(NamedTuple):
-    """A download."""
-
     size: str  # of what is offered
     sink: str  # where it goes
     chunk_size: int  # 0 for all at once
@@ -181,7 +164,7 @@ TRANSFERS = st.builds(
 )
 
 
-class Transfers(RuleBasedStateMachine):
+class Transfers(stateful.RuleBasedStateMachine):
     """A service, two receivers of it, and what they have got so far."""
 
     def __init__(self) -> None:
@@ -198,7 +181,7 @@ class Transfers(RuleBasedStateMachine):
         self.listener = api.listen(self.service, "127.0.0.1:0")
         self.keys = {name: self.listener.admit(name) for name in ("site-1", "site-2")}
 
-    @initialize(way=st.sampled_from([*WAYS, "tcp"]))
+    @stateful.initialize(way=st.sampled_from([*WAYS, "tcp"]))
     def open(self, way: str) -> None:
         self.way = way
         self.sites = [Site(self, name) for name in self.keys]
@@ -231,8 +214,7 @@ class Transfers(RuleBasedStateMachine):
                 value = {"model": tensors, "round": self.version}
                 ref = api.add_payload(self.service, value, names, **options)
             case _:
-                codec = LossyCodec(LOSSY[kind], kind, ())
-                source = MemoryBody.of(tensors)
+                codec, source = lossy(kind), MemoryBody.of(tensors)
                 sent = codec.encode(source)
                 ref = self.service.offer(sent, names, **options)
                 decode = partial(codec.decode, layout=source.layout)
@@ -304,7 +286,7 @@ class Transfers(RuleBasedStateMachine):
             due = {name: due[name] for name in SELECTED}
         how = StreamSettings(chunk_size, 20.0)
         if not are_mended(harms):  # something may never come
-            how = replace(how, ping_after=0.03, ping_timeout=0.3)
+            how = replace(how, ping_after=0.03, ping_timeout=0.2)
         # What is decoded comes in frames.
         if not chunk_size and kind in LOSSY:
             how = replace(how, chunk_size=16_384)
@@ -352,15 +334,14 @@ class Transfers(RuleBasedStateMachine):
             harmed.come_back()
 
     # A step is one of the rules, each as often as any other: four of six are transfers.
-    transfer_memory = rule(kind=st.sampled_from(IN_MEMORY), planned=TRANSFERS)(transfer)
-    transfer_file = rule(kind=st.sampled_from(IN_FILES), planned=TRANSFERS)(transfer)
-    transfer_coded = rule(kind=st.sampled_from(["encoded", *LOSSY]), planned=TRANSFERS)(transfer)
-    transfer_payload = rule(kind=st.just("payload"), planned=TRANSFERS)(transfer)
-
-    @rule(
-        case=st.sampled_from(REFUSALS),
-        sink=st.sampled_from(["memory", "file"]),
+    transfer_memory = stateful.rule(kind=st.sampled_from(IN_MEMORY), planned=TRANSFERS)(transfer)
+    transfer_file = stateful.rule(kind=st.sampled_from(IN_FILES), planned=TRANSFERS)(transfer)
+    transfer_coded = stateful.rule(kind=st.sampled_from(["encoded", *LOSSY]), planned=TRANSFERS)(
+        transfer
     )
+    transfer_payload = stateful.rule(kind=st.just("payload"), planned=TRANSFERS)(transfer)
+
+    @stateful.rule(case=st.sampled_from(REFUSALS), sink=st.sampled_from(["memory", "file"]))
     def refuse(self, case: str, sink: str) -> None:
         """What is not for a receiver, or no longer, is refused; and nothing of it is sent."""
         site, other = self.sites
@@ -401,7 +382,9 @@ class Transfers(RuleBasedStateMachine):
             assert offered.ref.wait(HANG_SECONDS).ok
         offered.ref.abort("the test is over")
 
-    @rule(case=st.sampled_from(list(liars.SENDERS)), sink=st.sampled_from(["in place", "file"]))
+    @stateful.rule(
+        case=st.sampled_from(list(liars.SENDERS)), sink=st.sampled_from(["in place", "file"])
+    )
     def hear_a_sender(self, case: str, sink: str) -> None:
         """A sender that does not keep to the rules costs its receiver an error that names it."""
         how = StreamSettings(4096, 20.0)
@@ -411,7 +394,8 @@ class Transfers(RuleBasedStateMachine):
             how = replace(how, request_timeout=0.2, ping_after=0.05)
         path = self.folder / "lied.safetensors"
         into = {"w": torch.full((liars.NBYTES,), 7, dtype=torch.uint8)}
-        with liars.receiver_of(case) as (receiver, _):
+        most = patch.object(receiver_module, "_MOST_REPEATED", 1 << 20)
+        with most, liars.receiver_of(case) as (receiver, _):
 
             def fetch() -> Bits:
                 if sink == "file":
@@ -434,12 +418,9 @@ class Transfers(RuleBasedStateMachine):
             # Nothing that is not what a digest vouches for is ever written.
             assert set(into["w"].tolist()) <= {7, *liars.BYTES}
 
-    @invariant()
+    @stateful.invariant()
     def no_file_is_left(self) -> None:
-        assert {path.name for path in self.folder.iterdir()} <= {
-            "offered.safetensors",
-            *self.kept,
-        }
+        assert {path.name for path in self.folder.iterdir()} <= {"offered.safetensors", *self.kept}
 
     def teardown(self) -> None:
         for site in self.sites:
@@ -498,7 +479,7 @@ def test_whatever_befalls_a_transfer_its_bits_are_right_or_an_error_names_the_pe
     most = settings().max_examples
     examples = {"max_examples": most if most > 25 else 10, "stateful_step_count": 8}
     how = settings(**examples, suppress_health_check=list(HealthCheck))  # it may be slow
-    run_state_machine_as_test(Transfers, settings=how)
+    stateful.run_state_machine_as_test(Transfers, settings=how)
 
 
 @pytest.fixture

@@ -1,17 +1,25 @@
-"""What is damaged on the way is fetched again, and only that; after a break, what is missing is."""
+"""What is damaged on the way is fetched again, and only that; after a break, what is missing is.
 
+Where a download ends early, the other side is told, and the connection serves the next one.
+"""
+
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
-from harness import MODEL, QUICK, fetch, received
+from harness import MODEL, QUICK, Slow, fetch, received
 from packets import HEADER_BYTES
 from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import AbortedError, ChannelClosedError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import Receiver, Signal
+from flstream.streaming import Receiver, Signal, TensorSpec, connection
 from flstream.streaming import receiver as receiver_module
+from flstream.streaming.api import add_tensors, download_specs, download_tensors
 from flstream.streaming.download import RemoteSource
+from flstream.streaming.settings import StreamSettings
 from flstream.streaming.wire import Close, Fetch, Open, Ping, Refused
 from flstream.telemetry.events import Transfer
 
@@ -29,7 +37,6 @@ def damaged(turn, place=HEADER_BYTES):
 
 
 def ranges(watch):
-    """The ranges of each request."""
     return [each.ranges for each in watch.requests if isinstance(each, Fetch)]
 
 
@@ -84,20 +91,16 @@ def test_a_frame_that_is_lost_is_missed_and_the_rest_fetched_again(harness, turn
 
 def test_a_refusal_that_is_lost_is_given_again_to_a_ping(harness):
     def lose(reply, packet):
-        if isinstance(reply, Refused) and not pings():
+        if isinstance(reply, Refused) and Ping not in map(type, watch.requests):
             packet.clear()
 
     receiver, watch = harness.watched(on_reply=lose)
-
-    def pings():
-        return [each for each in watch.requests if isinstance(each, Ping)]
-
     ref = harness.offer(MODEL)
     remote = RemoteSource(receiver, ref.token, QUICK)
     ref.abort("enough")
     with pytest.raises(RefusedError, match="settled"):
         remote.read(0, ALL, memoryview(bytearray(ALL)))
-    assert pings()
+    assert Ping in map(type, watch.requests)
 
 
 @pytest.mark.parametrize("ends", ["time", "abort"])
@@ -154,3 +157,87 @@ def test_a_download_that_is_called_off_does_not_hold_up_the_next_of_its_connecti
     assert_same_tensors(fetch(receiver, refs[1].token).tensors, large)
     assert "called off" in refs[0].wait(10).reason
     abort.close()
+
+
+MIB = 1 << 20
+ARRAYS = {"a": np.arange(4 * MIB, dtype=np.uint8), "b": np.arange(8 * MIB, dtype=np.uint32)}
+
+
+def failing(start, stop):
+    raise ZeroDivisionError("of the caller")
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_sender_in_the_middle_of_a_frame_learns_of_a_failure_at_once(harness, direct):
+    receiver = harness.receiver(direct=direct)
+    ref, other = (add_tensors(harness.service, ARRAYS, ["site-1"]) for _ in range(2))
+    with pytest.raises(ZeroDivisionError):
+        download_tensors(receiver, ref.id, on_progress=failing)
+    assert ref.wait(10).reason == "site-1: ZeroDivisionError: of the caller"
+    assert body_of(fetch(receiver, other.token)) == body_of(MemoryBody.of(ARRAYS))
+
+
+def test_tensors_that_are_looked_up_stay_on_offer_when_that_fails(harness):
+    receiver = harness.receiver()
+    ref = add_tensors(harness.service, ARRAYS, ["site-1"], round=1)
+    specs = [TensorSpec("a", 1, tags=()), TensorSpec("b", 1, tags=())]
+    with pytest.raises(ZeroDivisionError):
+        download_specs(receiver, specs, on_progress=failing, framework="numpy")
+    assert ref.outcome is None
+    _, arrays = download_specs(receiver, specs, framework="numpy")
+    assert np.array_equal(arrays["b"], ARRAYS["b"])
+
+
+@pytest.mark.parametrize("select", [["b"], ["b", "a"]])
+def test_selected_tensors_go_to_those_of_their_names(harness, select):
+    receiver = harness.receiver()
+    for how in ("select", "specs"):
+        into = {name: np.zeros_like(each) for name, each in ARRAYS.items()}
+        ref = add_tensors(harness.service, ARRAYS, ["site-1"], round=1)
+        if how == "select":
+            download_tensors(receiver, ref.id, into=into, select=select)
+        else:
+            specs = [TensorSpec(name, 1, tags=()) for name in select]
+            download_specs(receiver, specs, into=into, framework="numpy")
+            ref.abort("it was fetched")
+        for name, each in into.items():
+            assert np.array_equal(each, ARRAYS[name] if name in select else np.zeros_like(each))
+
+
+@pytest.mark.parametrize("change", ["it was repainted", True, OSError("no such disk")])
+def test_whatever_a_source_says_of_a_change_is_refused(harness, change):
+    source = Slow(change=change)
+    ref = harness.service.offer(source, ["site-1"])
+    with pytest.raises(RefusedError, match=r"repainted|it was changed|cannot be told: OSError"):
+        fetch(harness.receiver(), ref.token)
+    assert ref.wait(10).status == "aborted"
+
+
+def test_an_abort_while_digests_are_taken_costs_no_other_offer(harness):
+    receiver, signal = harness.receiver(), Signal()
+    ref = harness.service.offer(Slow(0.02), ["site-1"])  # for each of 32 blocks
+    other = add_tensors(harness.service, ARRAYS, ["site-1"])
+    timer = threading.Timer(0.1, signal.set)
+    timer.start()
+    with pytest.raises(AbortedError):
+        RemoteSource(receiver, ref.token, QUICK, signal, digests=True)
+    timer.join()
+    assert ref.wait(10).status == "aborted"
+    assert body_of(fetch(receiver, other.token)) == body_of(MemoryBody.of(ARRAYS))
+    signal.close()
+
+
+def test_who_takes_little_at_a_time_or_has_a_slow_source_is_not_stalled(harness, monkeypatch):
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.05)
+    arrays = {"w": np.zeros(24 * MIB, np.uint8)}
+    # What the sender's socket holds takes the receiver 0.4 s, and all of it 1.2 s.
+    ref = add_tensors(harness.service, arrays, ["site-1"], stall_timeout=1.0)
+    remote = RemoteSource(harness.receiver(), ref.token, QUICK)
+    for start, stop in remote.layout.ranges(MIB):
+        remote.read(start, stop, memoryview(bytearray(stop - start)))
+        time.sleep(0.05)
+    remote.close()
+    assert ref.wait(10).ok
+    ref = harness.service.offer(Slow(0.35), ["site-1"], stall_timeout=0.3)
+    fetch(harness.receiver(), ref.token, StreamSettings())  # in two pieces
+    assert ref.wait(10).ok

@@ -24,15 +24,8 @@ from support import assert_same_tensors, body_of, tensor
 
 from flstream.errors import ChannelClosedError, LayoutError, RefusedError
 from flstream.model.memory import MemoryBody
-from flstream.streaming import (
-    Channel,
-    DownloadService,
-    Limits,
-    Outcome,
-    Ref,
-    connection,
-    download_tensors,
-)
+from flstream.streaming import Channel, DownloadService, Limits, Outcome, Ref, connection
+from flstream.streaming.api import download_tensors
 from flstream.streaming.download import RemoteSource
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -40,7 +33,7 @@ LARGE = {"w": tensor("U8", (32 << 20,))}
 LARGE_BYTES = 32 << 20
 
 
-def test_a_ref_settles_once_and_keeps_its_first_outcome():
+def test_a_ref_settles_once_also_if_its_callback_interrupts_and_keeps_its_outcome():
     settled: list[Ref] = []
     ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=settled.append)
     barrier = threading.Barrier(8)
@@ -58,6 +51,20 @@ def test_a_ref_settles_once_and_keeps_its_first_outcome():
     assert ref.outcome is first
     assert ref.wait(0) is first
     assert not first.ok
+    settled = []
+
+    def interrupt(ref):
+        settled.append(ref.outcome.status)
+        raise KeyboardInterrupt
+
+    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ref.receiver_done("site-1", None)
+    ref.receiver_done("site-1", "too late")
+    ref.abort("too late")
+    assert ref.wait(0) == Outcome("finished")
+    assert settled == ["finished"]
+    assert ref.deliveries["site-1"].failure is None
 
 
 @st.composite
@@ -106,24 +113,6 @@ def test_a_quorum_is_certain_with_the_first_word_that_decides_it(drawn):
         )
 
 
-@pytest.mark.parametrize("quorum", [0, -1, 4, True, 1.0, "2"])
-def test_a_quorum_that_cannot_be_had_is_refused(harness, quorum):
-    ref = harness.offer(MODEL, *NAMES)
-    with pytest.raises(ValueError, match=rf"a quorum of {quorum!r} cannot be had of 3 receivers"):
-        ref.wait(0, quorum)
-
-
-def test_a_ref_stays_on_offer_to_those_beyond_a_quorum(harness):
-    ref = harness.offer(MODEL, *NAMES)
-    for name in NAMES[:2]:
-        assert ref.wait(0, 2).status == "waiting"
-        fetch(harness.receiver(name), ref.token)
-    assert ref.wait(30, 2).ok
-    assert ref.outcome is None
-    assert_same_tensors(fetch(harness.receiver(NAMES[2]), ref.token).tensors, MODEL)
-    assert ref.wait(30).ok
-
-
 def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(harness):
     ref = harness.offer(LARGE, *NAMES)
     receiver = harness.receiver("site-2")
@@ -139,7 +128,7 @@ def test_who_is_still_fetching_when_the_offer_is_withdrawn_is_refused_the_rest(h
     assert_same_tensors(fetch(receiver, again.token).tensors, MODEL)
 
 
-def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
+def test_a_quorum_that_takes_too_long_is_told_of_and_those_beyond_it_are_served(harness):
     ref = Ref(MemoryBody.of(MODEL), NAMES)
     ref.receiver_done("site-1", None)
     outcome = ref.wait(0.01, 2)
@@ -148,23 +137,14 @@ def test_a_quorum_that_takes_too_long_is_told_of_and_stays_on_offer():
     late = "fewer than 2 of 3 receivers were done within 0.01 s, without site-2 (sent 0 B of 117.2"
     assert reason.startswith(late)
     assert "site-3 (sent 0 B" in reason
-
-
-def test_a_ref_has_settled_even_if_its_callback_interrupts_who_settled_it():
-    settled = []
-
-    def interrupt(ref):
-        settled.append(ref.outcome.status)
-        raise KeyboardInterrupt
-
-    ref = Ref(MemoryBody.of(MODEL), ["site-1"], after_settled=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        ref.receiver_done("site-1", None)
-    ref.receiver_done("site-1", "too late")
-    ref.abort("too late")
-    assert ref.wait(0) == Outcome("finished")
-    assert settled == ["finished"]
-    assert ref.deliveries["site-1"].failure is None
+    ref = harness.offer(MODEL, *NAMES)
+    for name in NAMES[:2]:
+        assert ref.wait(0, 2).status == "waiting"
+        fetch(harness.receiver(name), ref.token)
+    assert ref.wait(30, 2).ok
+    assert ref.outcome is None
+    assert_same_tensors(fetch(harness.receiver(NAMES[2]), ref.token).tensors, MODEL)
+    assert ref.wait(30).ok
 
 
 @pytest.mark.parametrize("ending", ["finished", "by a selection", "aborted"])
@@ -189,7 +169,8 @@ def test_a_settled_ref_lets_go_of_its_tensors(harness, ending):
 
 
 def test_who_asks_much_rests_while_another_is_sent_something(harness, monkeypatch):
-    monkeypatch.setattr(connection, "_LEAST_REST_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "_LEAST_REST_SECONDS", 0.1)
+    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.05)
     size = 16 << 20
     ref = harness.offer({"w": torch.zeros(4 << 20)}, "site-1", "site-2")
     other, asking = (Stranger(lambda name=name: harness.socket(name)) for name in ref.deliveries)
@@ -199,7 +180,7 @@ def test_who_asks_much_rests_while_another_is_sent_something(harness, monkeypatc
     began = time.monotonic()
     for _ in range(4):
         asking.call("Ping", token=ref.token)
-    assert time.monotonic() - began > 0.4
+    assert time.monotonic() - began > 0.2
 
 
 @pytest.mark.parametrize("takes", [0, 100, 3 << 20])
@@ -291,9 +272,7 @@ def test_settled_refs_are_remembered_for_a_while_only(harness):
 
 
 @pytest.mark.parametrize("ends", ["itself", "after it was let go"])
-def test_a_receiver_that_is_detached_is_forgotten_and_what_was_on_offer_to_it_is_settled(
-    harness, ends
-):
+def test_who_is_detached_is_forgotten_and_what_was_on_offer_to_it_settled(harness, ends):
     for number in range(50):
         name = f"worker-1/{number}"
         sock, ref = harness.socket(name), harness.offer(MODEL, name)

@@ -1,8 +1,9 @@
-"""The sampler sees every process's peak, and its lines can be read."""
+"""The sampler sees every process's peak, and its lines can be read; the machine is described."""
 
 import math
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,15 +13,10 @@ from multiprocessing import get_context
 
 import msgspec
 
-from flstream.telemetry.memory import (
-    MemorySampler,
-    NodeMemory,
-    ProcessMemory,
-    Sample,
-    own_peak_rss,
-    own_rss,
-    rss_of,
-)
+import flstream
+from flstream.telemetry import memory
+from flstream.telemetry.machine import machine_facts
+from flstream.telemetry.memory import MemorySampler, NodeMemory, ProcessMemory, Sample
 
 MIB = 1 << 20
 # Takes 64 MiB, gives them back, and says so; ends when its input does.
@@ -56,7 +52,7 @@ def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back_and_ended(tmp
     path = tmp_path / "memory.jsonl"
     with child() as process, MemorySampler(path) as sampler:
         assert process.stdout.readline() == b"idle\n"
-        idle = rss_of(process.pid)
+        idle = memory.rss_of(process.pid)
         sampler.watch("child", process.pid)
         sampler.note("child", idle_rss=idle)
         sampler.watch("this", os.getpid())
@@ -76,7 +72,7 @@ def test_the_peak_of_a_child_is_seen_after_it_gave_the_memory_back_and_ended(tmp
     assert 60 * MIB <= peak.peak_rss - idle < 80 * MIB
     assert peak.peak_uss > 0
     assert sampler.peak_total_pss > 0
-    assert sampler.peaks()["this"].peak_rss >= own_rss() // 2
+    assert sampler.peaks()["this"].peak_rss >= memory.own_rss() // 2
     samples = [msgspec.json.decode(line, type=Sample) for line in path.read_bytes().splitlines()]
     assert {sample.process for sample in samples} == {"child", "this"}
     assert all(sample.rss > 0 for sample in samples if sample.process == "this")
@@ -134,12 +130,10 @@ def test_what_a_process_says_of_itself_counts_if_it_is_more():
         sampler.note("site-1", peak_rss=700)
     assert (before["site-1"].idle_rss, before["site-1"].peak_rss) == (10, 500)
     assert [peak.peak_rss for peak in sampler.peaks().values()] == [700]
-
-
-def test_a_peak_over_idle_is_never_below_nothing():
+    # A peak over idle is never below nothing.
     for idle, peak, over in ((100, 130, 30), (100, 90, 0), (0, 90, 0)):
         assert ProcessMemory(idle_rss=idle, peak_rss=peak).over_idle == over
-    assert MIB < own_rss() <= own_peak_rss() + MIB
+    assert MIB < memory.own_rss() <= memory.own_peak_rss() + MIB
 
 
 def test_others_count_with_a_process_as_long_as_they_live():
@@ -149,7 +143,7 @@ def test_others_count_with_a_process_as_long_as_they_live():
         sampler.watch("site", process.pid, [other.pid])
         sampler._tick()
         both = sampler.current_rss()["site"]
-        assert both > rss_of(process.pid) + rss_of(other.pid) // 2
+        assert both > memory.rss_of(process.pid) + memory.rss_of(other.pid) // 2
         assert sampler.peaks()["site"].peak_rss >= both
         other.communicate(b"go\nend\n")
         sampler._tick()
@@ -174,3 +168,14 @@ def test_what_nodes_took_together_counts_and_not_what_one_took_that_came_later()
         "site-1": "one",
         "site-2": "two-2",
     }
+
+
+def test_the_machine_and_the_versions_are_those_of_this_process():
+    facts = machine_facts()
+    assert facts["flstream"] == flstream.__version__
+    assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "safetensors"} <= facts.keys()
+    assert re.fullmatch(
+        rf"{len(os.sched_getaffinity(0))} cores, \d+ GiB of memory", facts["machine"]
+    )
+    assert facts["system"].startswith("Linux ")

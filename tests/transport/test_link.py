@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import open_files
 
 from flstream.errors import ChannelClosedError, DeadlineError
 from flstream.job.network_section import NetworkLink, TracePoint
@@ -38,16 +39,13 @@ def send(flow, nbytes, now=100.0, cut=1 << 30):
     return arrivals
 
 
-def test_bytes_leave_at_the_rate_of_the_link_and_arrive_after_its_latency():
+def test_bytes_leave_at_the_rate_that_connections_share_and_arrive_after_the_latency():
     flow = emulated(up=8 * MBIT, latency=0.05)
     arrivals = send(flow, 1_000_000)
     assert arrivals[-1] == pytest.approx(1.05)
     assert arrivals[499_999] == pytest.approx(0.55, abs=0.006)
     # Nothing is saved up while nothing is sent.
     assert send(flow, 100_000, now=110.0)[-1] == pytest.approx(10.15)
-
-
-def test_connections_share_a_rate():
     both = line(way="down", up=MBIT, down=8 * MBIT)
     model, answer = Flow("down", 3, both), Flow("up", 3, both)
     assert send(model, 500_000)[-1] == pytest.approx(0.5)
@@ -103,14 +101,11 @@ def test_a_lost_packet_arrives_a_round_trip_later_and_what_follows_it_waits():
     assert min(arrivals[first:]) == 3.0
 
 
-def test_as_many_packets_are_lost_as_is_said_and_take_the_line_again():
+def test_in_the_mean_as_many_packets_are_lost_and_take_as_long_as_is_said():
     flow = emulated(up=8 * MBIT, loss=0.1)
     sent = 10_000 * PACKET_BYTES
     # Each is sent 1 / (1 - loss) times in the mean.
     assert send(flow, sent)[-1] == pytest.approx(sent / 1e6 / 0.9, rel=0.02)
-
-
-def test_a_message_takes_as_long_as_is_said_in_the_mean():
     flow = emulated(latency=1.0, jitter=0.5, loss=0.1)
     times = [send(flow, PACKET_BYTES, 100.0 + 1e5 * n)[-1] - 1e5 * n for n in range(10_000)]
     # Half the jitter, and a round trip for each time that it is lost.
@@ -134,20 +129,15 @@ def test_what_a_trace_lets_through_is_its_rates_times_time(first, second, nbytes
     assert passed * 1e6 == pytest.approx(nbytes, abs=2 + 1e-5 * nbytes)
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    before = descriptors()
+    before = open_files()
     yield
     assert "link-relay" not in [thread.name for thread in threading.enumerate()]
-    assert descriptors() == before
+    assert open_files() == before
 
 
 def relayed(links, site):
-    """A relay, a channel over its link, and the real socket at the other end."""
     ours, theirs = socket.socketpair()
     relay = LinkRelay(links, 0, site)
     return relay, relay.channel(theirs, "server", "up"), ours
@@ -170,7 +160,7 @@ def test_what_is_sent_goes_over_the_link_of_the_site_that_has_begun(monkeypatch,
         assert poll.poll(100) == []
 
 
-def test_a_relay_delivers_what_was_sent_before_it_closes():
+def test_a_relay_delivers_what_was_sent_before_it_closes_and_ends_if_its_peer_takes_nothing():
     relay, channel, ours = relayed({"a": NetworkLink(latency=0.2)}, "a")
     with ours:
         channel.send([memoryview(b"goodbye")], Deadline(1))
@@ -178,9 +168,6 @@ def test_a_relay_delivers_what_was_sent_before_it_closes():
         assert ours.recv(7, socket.MSG_WAITALL) == b"goodbye"
         assert ours.recv(1) == b""
     assert channel.fileno() == -1
-
-
-def test_a_relay_whose_peer_takes_nothing_holds_little_and_still_ends():
     relay, channel, ours = relayed({}, "a")
     with pytest.raises(DeadlineError):
         channel.send([memoryview(bytes(32 * MIB))], Deadline(0.1))

@@ -4,7 +4,7 @@ import errno
 import os
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from queue import Queue
 
 import pytest
@@ -24,7 +24,6 @@ class Listening:
         self.token = self.listener.admit("site-1")
 
     def raw(self):
-        """A connection that says nothing yet."""
         host, port = self.address.split(":")
         return socket.create_connection((host, int(port)), 10)
 
@@ -44,32 +43,20 @@ class Listening:
         return who, near, far
 
 
-@contextmanager
-def listening_at(address):
-    listening = Listening(address)
+@pytest.fixture
+def listening(request):
+    listening = Listening(getattr(request, "param", "127.0.0.1:0"))
     yield listening
     listening.listener.close()
     while not listening.accepted.empty():
         listening.accepted.get()[0].close()
 
 
-@pytest.fixture
-def listening():
-    with listening_at("127.0.0.1:0") as listening:
-        yield listening
+anywhere = pytest.mark.parametrize("listening", ["127.0.0.1:0", UNIX], indirect=True)
 
 
-@pytest.fixture(params=["127.0.0.1:0", UNIX])
-def anywhere(request):
-    """A listener on TCP, and one on a Unix socket."""
-    with listening_at(request.param) as listening:
-        yield listening
-
-
-def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_dismissed(
-    anywhere,
-):
-    listening = anywhere
+@anywhere
+def test_a_key_lets_its_process_in_by_its_name_until_it_is_dismissed(listening):
     other = listening.listener.admit("site-2", role="agent")
     keys = (listening.token, "receiver", "site-1"), (other, "agent", "site-2")
     for token, role, name in 2 * keys:
@@ -86,12 +73,13 @@ def test_a_key_lets_its_process_in_by_its_name_as_often_as_it_comes_until_it_is_
     [(StartToken.new(), "receiver"), (None, "agent")],
     ids=["another key", "another role"],
 )
-def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(anywhere, token, role):
-    token = token or anywhere.token
-    with pytest.raises(ChannelClosedError, match=f"server at {anywhere.address} closed the connec"):
-        dial(anywhere.address, token, "server", role)
-    assert anywhere.listener.strangers == 1
-    assert anywhere.accepted.empty()
+@anywhere
+def test_who_has_not_the_key_is_closed_and_counted_and_never_handed_on(listening, token, role):
+    token = token or listening.token
+    with pytest.raises(ChannelClosedError, match=f"server at {listening.address} closed the con"):
+        dial(listening.address, token, "server", role)
+    assert listening.listener.strangers == 1
+    assert listening.accepted.empty()
 
 
 def test_a_listener_without_the_key_is_found_out(listening):
@@ -108,11 +96,13 @@ def test_a_listener_without_the_key_is_found_out(listening):
         thread.join(10)
 
 
-def test_a_key_that_is_dismissed_meanwhile_opens_nothing(listening):
+@pytest.mark.parametrize("is_dismissed", [True, False])
+def test_neither_a_key_that_is_dismissed_meanwhile_nor_a_false_proof_opens(listening, is_dismissed):
     sock, proof = listening.greeted()
     with sock:
-        listening.listener.dismiss(listening.token)
-        sock.sendall(proof)
+        if is_dismissed:
+            listening.listener.dismiss(listening.token)
+        sock.sendall(proof if is_dismissed else bytes(32))
         assert sock.recv(1) == b""
     assert listening.listener.strangers == 1
 
@@ -161,8 +151,11 @@ def test_of_too_many_that_are_pending_the_oldest_goes_first(listening, monkeypat
     for sock in socks[:3]:
         assert sock.recv(1) == b""
     assert listening.listener.strangers >= 3
-    # Who comes with a key is let in all the same.
+    # Who comes with a key is let in all the same, and who is pending sees the end.
     listening.let_in()
+    listening.listener.close()
+    for sock in socks[3:]:
+        assert sock.recv(1) == b""
     for sock in socks:
         sock.close()
 
@@ -184,12 +177,13 @@ def test_an_address_that_cannot_be_bound_is_refused(address, sentence):
         TcpListener(address, lambda *_: None)
 
 
-def test_nobody_at_an_address_is_an_error_that_names_it(anywhere):
-    anywhere.listener.close()
-    with pytest.raises(ChannelClosedError, match=rf"server at {anywhere.address} cannot be reach"):
-        dial(anywhere.address, anywhere.token, "server")
+@anywhere
+def test_nobody_at_an_address_is_an_error_that_names_it(listening):
+    listening.listener.close()
+    with pytest.raises(ChannelClosedError, match=rf"server at {listening.address} cannot be reach"):
+        dial(listening.address, listening.token, "server")
     with pytest.raises(UsageError, match="is no address"):
-        dial("nowhere", anywhere.token, "server")
+        dial("nowhere", listening.token, "server")
 
 
 def test_a_token_comes_back_from_its_text_and_does_not_show_in_logs():
@@ -214,16 +208,7 @@ def test_a_dead_link_without_traffic_is_known_after_ten_seconds(listening):
         assert (idle + interval * count, user) == (10, 0)
 
 
-def test_who_proves_itself_and_hangs_up_at_once_stops_nobody_else(listening):
-    for _ in range(20):
-        sock, proof = listening.greeted()
-        with sock:
-            sock.sendall(proof)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
-    dial(listening.address, listening.token, "server").close()
-
-
-def test_an_owner_that_fails_stops_nobody_else(listening, monkeypatch, capfd):
+def test_neither_who_hangs_up_nor_an_owner_that_fails_stops_others(listening, monkeypatch, capfd):
     def fail(*_):
         monkeypatch.undo()
         raise ZeroDivisionError("of the owner")
@@ -232,3 +217,9 @@ def test_an_owner_that_fails_stops_nobody_else(listening, monkeypatch, capfd):
     dial(listening.address, listening.token, "server").close()
     listening.let_in()
     assert "of the owner" in capfd.readouterr().err
+    for _ in range(20):
+        sock, proof = listening.greeted()
+        with sock:
+            sock.sendall(proof)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
+    dial(listening.address, listening.token, "server").close()
