@@ -144,8 +144,9 @@ class TaskRun:
         self._files = files
         self.arrived_at = time.monotonic()
         self._fetching = 0.0
+        # Of each site that a worker has, until it has answered or failed; of a site's own worker to
+        # the end of the task.
         self._turns: dict[str, WorkerTurn] = {}
-        self._worker_of: dict[str, str] = {}
         # By site, why it never trains.
         self._away: dict[str, SiteTime] = {}
         for site, clock in self._clocks.items():
@@ -162,7 +163,8 @@ class TaskRun:
 
     def activities(self) -> list[WorkerActivity]:
         """Activities of the workers that have the task."""
-        return [turn.activity() for turn in self._turns.values()]
+        turns = {turn.worker: turn for turn in list(self._turns.values())}
+        return [turn.activity() for turn in turns.values()]
 
     def run(self) -> None:
         """Give the task to workers until every site has answered or failed."""
@@ -228,10 +230,7 @@ class TaskRun:
                 effect = spec.sites[site].effect or spec.task.effect
                 discard_site_state_after(context.run.site(site), effect - 1, spec.sites[site].state)
         self._picture.failed()
-        turn = self._turn_of(site)
-        if turn is not None and len(turn.sites) == 1:
-            self._turns.pop(turn.worker, None)
-        elif turn is not None:
+        if (turn := self._turns.pop(site, None)) is not None:
             turn.failures += 1
         if late:
             self.late.append(site)
@@ -333,7 +332,7 @@ class TaskRun:
         except WorkerLostError as error:
             error.site = at_work
             error.is_acknowledged = acknowledged
-            report(partial(self._turns.pop, worker.name, None))
+            report(partial(self._end_turn, sites))
             raise
         finally:
             offers.close()
@@ -374,9 +373,13 @@ class TaskRun:
 
     def _give(self, turn: WorkerTurn) -> None:
         """Record that a worker was given the task, and is fetching the model."""
-        self._turns[turn.worker] = turn
-        self._worker_of.update(dict.fromkeys(turn.sites, turn.worker))
+        self._turns.update(dict.fromkeys(turn.sites, turn))
         self._tell(turn)
+
+    def _end_turn(self, sites: SiteBatch) -> None:
+        """Record that a worker is lost that had the task for some sites."""
+        for site in sites:
+            self._turns.pop(site, None)
 
     def _arrive(self, turn: WorkerTurn, cost: Transfer) -> None:
         """Record that the model has arrived at a worker."""
@@ -418,10 +421,10 @@ class TaskRun:
                 continue
             self.collector.answer(answer, update)
             self._picture.answered(update.body.cost.bytes if update is not None else 0)
-            if (turn := self._turn_of(answer.site)) is not None:
+            if (turn := self._turns.get(answer.site)) is not None:
                 turn.state, turn.since = "ready", time.time()
-                if turn.sites != (turn.worker,):  # all answers of a shared one come at once
-                    self._turns.pop(turn.worker, None)
+                if turn.sites != (turn.worker,):  # which goes on to other sites
+                    del self._turns[answer.site]
                 self._tell(turn)
             taken.append(answer)
         if taken and self.spec.has_updates:
@@ -438,9 +441,6 @@ class TaskRun:
                     if site_answer.has_params
                 )
             )
-
-    def _turn_of(self, site: str) -> WorkerTurn | None:
-        return self._turns.get(self._worker_of.pop(site, ""))
 
     def _unsettled(self) -> Sequence[str]:
         """Sites that have neither answered nor failed, in the cohort's order."""
