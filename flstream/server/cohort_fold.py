@@ -154,9 +154,9 @@ class CohortFold:
         if self._at:
             from flstream.server.peer_fold import fold_at
 
-            made = fold_at(self, self._at, round_number)
+            folded = fold_at(self, self._at, round_number)
         else:
-            made = self.make(round_number)
+            folded = self.make(round_number)
         answers = to_fold.answers(self.refused)
         weights: dict[str, float] = {}  # added up where there are several updates of a site
         for site, weight, _ in answers:
@@ -165,12 +165,12 @@ class CohortFold:
             weights=weights,
             metrics=weighted_metrics([answer[1:] for answer in answers]),
             refused=self.refused,
-            fold=time.monotonic() - began - made.checkpoint,
-            checkpoint=made.checkpoint,
+            fold=time.monotonic() - began - folded.checkpoint,
+            checkpoint=folded.checkpoint,
             up=self.cost,
             updates=to_fold.used,
             kept=self.kept,
-            at=made.at,
+            at=folded.at,
             privacy=private.record(self, round_number, step_number) if private else None,
             train=trained,
         )
@@ -181,9 +181,9 @@ class CohortFold:
         for key, value in self._numbers.items():
             context.emit(SiteLog(round=round_number, site="", key=key, value=value))
         self._warn_of_unchanged()
-        if not made.is_link:
+        if not folded.is_link:
             state.update_store.folded(to_fold)
-        return result, made.record
+        return result, folded.record
 
     def _warn_of_unchanged(self) -> None:
         """Warn of sites that have sent the model that they received, once of each."""

@@ -124,7 +124,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; if the process is lost, its sites fail or are queued again."""
+        """Do a task; queue its sites again, or fail them, if the process is lost."""
         settled: set[str] = set()
 
         def report(callback: Callback, *sites: str) -> None:

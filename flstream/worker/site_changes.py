@@ -167,6 +167,6 @@ def _steps_of(answer: FLModel) -> float:
     """Return the number of steps of a training, if the answer has it; else 1."""
     steps = number_of(answer.meta.get(NUM_STEPS, 1))
     if steps is None or not (math.isfinite(steps) and steps > 0):
-        given = answer.meta[NUM_STEPS]
-        raise ClientError(f"meta[{NUM_STEPS!r}] is {given!r}; send a number above 0")
+        steps_sent = answer.meta[NUM_STEPS]
+        raise ClientError(f"meta[{NUM_STEPS!r}] is {steps_sent!r}; send a number above 0")
     return steps
