@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import msgspec
+import xxhash
 
 from flstream.model.layout import Layout
 
@@ -30,6 +31,11 @@ def order_text(layout: Layout, names: Iterable[str]) -> str:
     places = {name: place for place, name in enumerate(layout.names)}
     order = [places[name] for name in names]
     return "" if order == sorted(order) else msgspec.json.encode(order).decode()
+
+
+def order_digest(text: str) -> str:
+    """Return the digest of an order's text; that of a body does not cover it. Empty for none."""
+    return xxhash.xxh3_128_hexdigest(text.encode()) if text else ""
 
 
 def in_order(values: Mapping[str, ValueT], layout: Layout, text: str) -> dict[str, ValueT]:

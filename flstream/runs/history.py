@@ -157,6 +157,7 @@ class History:
         model_bytes: Bytes of the model's body.
         model_tensors: Number of its tensors.
         digest: Digest of the newest durable model; empty without one.
+        order: Digest of the text for the order of the models' tensors; empty without one.
         base: The base that all sites share; None without one.
         models: Models, oldest first; the initial one is version 0.
         rounds: Rounds that came to their end, in order, from round 1.
@@ -186,7 +187,7 @@ class History:
         self.error = ""
         self.ended_early: str | None = None
         self.model_bytes = self.model_tensors = 0
-        self.digest = ""
+        self.digest = self.order = ""
         self.base: BaseReady | None = None
         self.models: list[ModelRecord] = []
         self.rounds: list[RoundRecord] = []
@@ -267,6 +268,7 @@ class History:
                 self.base = event
             case ModelReady() if not self.models:
                 self.model_bytes, self.model_tensors = event.bytes, event.tensors
+                self.order = event.order
                 self._add_model(ModelRecord(0, 0, 0, event.digest))
             case EffectDone():
                 if event.model is not None:

@@ -52,6 +52,7 @@ class ResumePoint(NamedTuple):
             ones, and what only a run has that has ended.
         warnings: Files that are not as the run left them, a sentence each.
         initial: Digest of the initial model; None if it is to be built anew.
+        order: Digest of the text for the order of its tensors.
         records: The effects that are kept, in order.
         resumes: Earlier resumes whose lines are not kept, since no effect was done after them.
         until: Time at which the last sitting ended.
@@ -66,6 +67,7 @@ class ResumePoint(NamedTuple):
     leftovers: Sequence[Path] = ()
     warnings: Sequence[str] = ()
     initial: str | None = None
+    order: str = ""
     records: Sequence[EffectDone] = ()
     resumes: Sequence[RunResumed] = ()
     until: float = 0.0
@@ -131,7 +133,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         warnings = [f"effect {effects[count].effect} and what followed is done again: {flaw}"]
         effects = effects[:count]
     models = _models(history, effects)
-    if len(models) == 1 and (flaw := model_flaw(run, models[0])):
+    if len(models) == 1 and (flaw := model_flaw(run, models[0], history.order)):
         # The initial model, which is built again to the same bits.
         warnings, models, effects = [f"the initial model was built anew: {flaw}"], [], []
     if models:
@@ -146,6 +148,7 @@ def plan_resume(job: Job, run: RunDirectory, from_round: int | None = None) -> R
         leftovers=run.leftovers(models, history.written),
         warnings=warnings,
         initial=models[0].digest if models else None,
+        order=history.order,
         records=effects,
         resumes=[event for place, event in content.resumes if place > end],
         until=history.sittings[-1][1],
@@ -226,8 +229,8 @@ def _flaw_after(
 
     That is a model or an update; the states of sites are looked at by ``check_states``.
     """
-    models = _models(content.history, effects)
-    if flaw := model_flaw(run, models[-1]):
+    models, order = _models(content.history, effects), content.history.order
+    if flaw := model_flaw(run, models[-1], order):
         return f"needs a model that cannot be used: {flaw}"
     check_states(run, _needed_states(effects))
     waiting = dict[tuple[int, str], _WaitingUpdate]()
@@ -250,7 +253,7 @@ def _flaw_after(
     bases = set(in_flight.values()) if len(job.stages) == 1 else set()
     bases |= {update.base for key, update in waiting.items() if key not in dropped}
     for version in sorted(bases):
-        if version < len(models) and (flaw := model_flaw(run, models[version])):
+        if version < len(models) and (flaw := model_flaw(run, models[version], order)):
             return f"needs a model that sites were training that cannot be used: {flaw}"
     for key, update in waiting.items():
         is_needed = key not in dropped or (update.is_durable and update.path(run).exists())

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from flstream.errors import SimulationError, UsageError
+from flstream.errors import CheckpointError, SimulationError, UsageError
 from flstream.model.descriptors import sync_directory
 from flstream.runs.model_files import ModelFile
 from flstream.runs.small_files import sync_file, temporary_of, write_whole
@@ -311,14 +311,13 @@ class RunDirectory:
         """Remove files that are of no use once a run's processes have ended.
 
         A process that is killed cannot remove the checkpoint it was writing. Only what this run
-        made is touched.
+        made is touched, and what cannot be removed stays.
         """
-        for path, file in self.checkpoint_files():
-            if file.is_temporary:
-                path.unlink()
-        for log in self.path.glob("*.log"):
-            if log.stat().st_size == 0:
-                log.unlink()
+        temporary = [path for path, file in self.checkpoint_files() if file.is_temporary]
+        for path in (*temporary, *self.path.glob("*.log")):
+            with suppress(OSError):
+                if path in temporary or path.stat().st_size == 0:
+                    path.unlink()
 
     def leftovers(
         self, models: Sequence[ModelRecord], written: Iterable[tuple[int, int]]
@@ -375,19 +374,25 @@ class RunDirectory:
 
         What was published before is replaced. It is never written to: it may be another
         checkpoint's second name.
+
+        Raises:
+            CheckpointError: The disk does not take it.
         """
         temporary = temporary_of(name)
-        temporary.unlink(missing_ok=True)
         try:
-            os.link(checkpoint, temporary)
-        except OSError:
-            # Not every file system has hard links.
-            shutil.copy2(checkpoint, temporary)
-            sync_file(temporary)
-        temporary.replace(name)
-        # If both were names of one file already, the system has left both of them.
-        temporary.unlink(missing_ok=True)
-        sync_directory(name.parent)
+            temporary.unlink(missing_ok=True)
+            try:
+                os.link(checkpoint, temporary)
+            except OSError:
+                # Not every file system has hard links.
+                shutil.copy2(checkpoint, temporary)
+                sync_file(temporary)
+            temporary.replace(name)
+            # If both were names of one file already, the system has left both of them.
+            temporary.unlink(missing_ok=True)
+            sync_directory(name.parent)
+        except OSError as error:
+            raise CheckpointError(f"{name} cannot be written: {error.strerror}") from error
 
 
 def _newest(job_name: str, root: Path) -> Path | None:

@@ -46,13 +46,20 @@ class ModelStore:
     Args:
         context: The server.
         records: The models that the run has made before it was resumed.
+        order: Digest of the text for the order of their tensors; None where that is not known.
 
     Attributes:
         retention: Knows of which rounds the models stay, and removes the others.
     """
 
-    def __init__(self, context: ServerContext, records: Iterable[ModelRecord] = ()) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        records: Iterable[ModelRecord] = (),
+        order: str | None = None,
+    ) -> None:
         job, self._run = context.job, context.run
+        self._order = order
         self._context = context
         # The last one is there, whatever of those before it is not.
         self._last_known = next(iter(deque(records, maxlen=1)), None)
@@ -127,7 +134,8 @@ class ModelStore:
         stored = self._models[model.version]
         if stored.source is None or not stored.is_verified:
             digest = "" if stored.is_verified else stored.record.digest
-            stored.source = opened(stored.effect, self.path(stored.record), digest)
+            path = self.path(stored.record)
+            stored.source = opened(stored.effect, path, digest, self._order)
             stored.is_verified = True
             self._opened.add(model.version)
         return stored.source

@@ -60,7 +60,12 @@ def prepare(context: ServerContext) -> None:
 
 
 def play(
-    context: ServerContext, initial: str, records: Sequence[EffectDone], *, is_built: bool
+    context: ServerContext,
+    initial: str,
+    records: Sequence[EffectDone],
+    *,
+    order: str,
+    is_built: bool,
 ) -> None:
     """Run the workflows of a job to their end.
 
@@ -68,13 +73,15 @@ def play(
         context: The server.
         initial: Digest of the initial model.
         records: The effects that the journal knows, in order.
+        order: Digest of the text for the order of the model's tensors.
         is_built: Whether the initial model was built now, by a process that has verified it.
 
     Raises:
         FlstreamError: The job failed; the message says why.
     """
     journal = EffectJournal(records, context.emit)
-    store = ModelStore(context, [record.model for record in records if record.model is not None])
+    models = [record.model for record in records if record.model is not None]
+    store = ModelStore(context, models, order)
     state = RunState(context, journal, store)
     if state.private is not None:
         state.private.check_first_round()

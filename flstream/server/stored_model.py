@@ -71,13 +71,15 @@ class StoredModel:
         self.source = self.beside = self.joined = None
 
 
-def opened(effect: int, path: Path, digest: str = "") -> FileSource:
+def opened(effect: int, path: Path, digest: str = "", order: str | None = None) -> FileSource:
     """Open a file of a model, which an effect has on record.
 
     Args:
         effect: Number of the effect.
         path: The file.
         digest: Digest that its body is to have, for which all of it is read; empty for any.
+        order: Digest of the text for the order of its tensors, of those that are read; None for
+            any.
 
     Raises:
         UnsoundModelError: It is damaged or gone.
@@ -86,7 +88,7 @@ def opened(effect: int, path: Path, digest: str = "") -> FileSource:
         source = FileSource(path)
     except CheckpointError as error:
         raise UnsoundModelError(effect, str(error)) from error
-    if digest and (flaw := body_flaw(source, digest)):
+    if digest and (flaw := body_flaw(source, digest, order)):
         raise UnsoundModelError(effect, flaw)
     return source
 

@@ -315,6 +315,8 @@ class TaskRun:
                         # Each has as long as if it were alone.
                         at_work, deadline = site, monotonic() + spec.seconds
                         turn.begun, turn.since = turn.begun + 1, time.time()
+                        if spec.waits.progress is not None:  # which this is, though nothing came
+                            report(lambda: None)
                     case Progress(spec.task.effect, "received", cost=cost):
                         report(partial(self._arrive, turn, cost))
                     case Progress(spec.task.effect, "late", cost=cost, waited=waited):

@@ -22,7 +22,7 @@ from flstream.model.copy import copy
 from flstream.model.fitted import Differences, fitted
 from flstream.model.formats import open_checkpoint
 from flstream.model.layout import Layout
-from flstream.model.order import ORDER, order_text
+from flstream.model.order import ORDER, order_digest, order_text
 from flstream.model.source import Source
 from flstream.runs.run_directory import RunDirectory
 from flstream.simulation.base_builder import base_bytes
@@ -60,7 +60,9 @@ def build_model(job: Job, run: RunDirectory) -> ModelReady:
             sink.finish()
         digest = rounded.digest
     keep_export_files(run.export_files, result, model.initial)
-    return ModelReady(bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest)
+    return ModelReady(
+        bytes=layout.nbytes, tensors=len(layout.tensors), digest=digest, order=order_digest(order)
+    )
 
 
 def _build_of(job: Job) -> str:

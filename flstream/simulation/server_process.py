@@ -285,6 +285,7 @@ def _run(
                 context = replace(context, evaluator=evaluator)
             prepare(context)
             initial, records = (resume.initial, resume.records) if resume else (None, ())
+            order = resume.order if resume else ""
             if builder is not None:
                 try:
                     built = builder.result()
@@ -294,9 +295,9 @@ def _run(
                         "model-builder.log"
                     ) from None
                 writer.emit(built)
-                initial = built.digest
+                initial, order = built.digest, built.order
             assert initial is not None
-            play(context, initial, records, is_built=builder is not None)
+            play(context, initial, records, order=order, is_built=builder is not None)
             pool.dismiss(_GOODBYE_SECONDS)
             if context.evaluator is not None:
                 context.evaluator.pool.dismiss(_GOODBYE_SECONDS)

@@ -175,11 +175,17 @@ class ProcessEnded(Event, tag="process_ended"):
 
 
 class ModelReady(Event, tag="model_ready"):
-    """The initial model is on disk."""
+    """The initial model is on disk.
+
+    Attributes:
+        bytes, tensors, digest: Of its body.
+        order: Digest of the text for the order of its tensors; empty for that of their bytes.
+    """
 
     bytes: int
     tensors: int
     digest: str
+    order: str = ""
 
 
 class BaseReady(Event, tag="base_ready"):

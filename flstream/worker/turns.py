@@ -17,7 +17,7 @@ from flstream.client.learner import SiteContext
 from flstream.client.ranks import RankPlace
 from flstream.client.session import CallName
 from flstream.codecs.frames import encoder_for
-from flstream.errors import ProtocolError
+from flstream.errors import CheckpointError, ProtocolError
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
 from flstream.model.source import Source
@@ -175,13 +175,20 @@ class SiteTurns:
         """Send the answers of the task; wait until the server has used their tensors."""
         assert self._model is not None
         model, task, answers = self._model, self._model.task, self._answers
-        self._is_delivered, ref = True, None
+        ref = None
         if update is not None:
             place: OfferedUpdate | WrittenUpdate
             if task.folder:
                 site = answers[0].site
                 path = Path(task.folder, f"{site}.safetensors")
-                place = _written(update, path, Path(self.worker.info.sites_folder, site))
+                try:
+                    place = _written(update, path, Path(self.worker.info.sites_folder, site))
+                except (CheckpointError, OSError) as error:
+                    # Its code has answered, so that nobody else says why nothing comes.
+                    reason = f"its update cannot be written to {path}: {error}"
+                    self.worker.send(Failed(site, task.effect, reason))
+                    self._answers.clear()
+                    return
             else:
                 encoder = None
                 frames = self.worker.changes.update_codecs.frames
@@ -192,6 +199,7 @@ class SiteTurns:
                 ref = self.worker.offer(update, encoder)
                 place = OfferedUpdate(ref.token)
             answers = [structs.replace(answers[0], update=place)]
+        self._is_delivered = True
         self.worker.send(Answered(task.effect, answers))
         if ref is not None and not (outcome := ref.wait()).ok:
             print(

@@ -24,6 +24,7 @@ from flstream.errors import ResumeRefusedError, SimulationError, UsageError
 from flstream.job import render_job
 from flstream.model.checkpoint import FileSource, write_checkpoint
 from flstream.model.digests import body_digest
+from flstream.model.order import ORDER
 from flstream.runs.job_match import render_files
 from flstream.runs.journal import read_history
 from flstream.runs.results import StateVersion
@@ -222,6 +223,11 @@ def replace(path):
     write_checkpoint(path, model(7))
 
 
+def reorder(path):
+    """Have the header alone list the tensors in another order, for training code."""
+    write_checkpoint(path, model(3), {ORDER: "[1,0]"})
+
+
 MODEL, STATE = "round-0003.safetensors", "round-0003.optimizer.safetensors"
 
 
@@ -231,6 +237,7 @@ MODEL, STATE = "round-0003.safetensors", "round-0003.optimizer.safetensors"
         (MODEL, flip, "has the digest"),
         (MODEL, Path.unlink, "No such file"),
         (MODEL, replace, DIGESTS[7]),
+        (MODEL, reorder, "in another order"),
         (STATE, flip, "has the digest"),
         (STATE, Path.unlink, "No such file"),
     ],

@@ -118,3 +118,15 @@ def test_a_file_that_is_no_such_model_is_refused(flows):
     assert "does not fit the run's model: " in sentences[0][0]
     assert "that is no model: " in sentences[1][0]
     assert "computed what is no bytes" in sentences[2][0]
+
+
+def test_a_file_of_an_update_that_was_saved_stays_as_it_is_on_replay(flows):
+    text = """
+    updates = run.train(model, run.sites)
+    run.save(updates[0], run_folder() / f"mine-{number}.safetensors")
+    model = run.fold(model, updates)
+    """
+    run = flows.finish(text, QUIET, "rounds=1")
+    (run.directory.path / "mine-1.safetensors").unlink()
+    longer = flows.resume(run, text, QUIET, "rounds=2")
+    assert [path.name for path in longer.directory.path.glob("mine-*")] == ["mine-2.safetensors"]

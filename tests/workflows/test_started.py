@@ -156,6 +156,17 @@ def test_once_a_run_has_failed_its_workers_are_given_nothing_more(flows):
     assert len({event.pid for event in of_kind(run, ProcessReady)}) == 3  # with the server's
 
 
+def test_sites_that_take_turns_are_not_silent_while_each_has_its_own(flows):
+    text = """
+    run.limit_waiting(progress=1.0)
+    model = run.fold(model, run.train(model, run.sites))
+    """
+    script = noisy("threading.Event().wait(0.4)")
+    few = ["clients.count=6", "clients.parallel=1", "rounds=1"]
+    run = flows.finish(text, QUIET, *few, PROCESSES, script=script)
+    assert not run.summary.failures
+
+
 WAITS = """
 for site in run.idle:
     run.start(site, model)

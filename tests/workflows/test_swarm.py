@@ -163,3 +163,13 @@ def test_aggregators_are_drawn_among_those_that_are_still_asked(given, drawn):
     swarm(run, SwarmArgs(aggregators=given))
     assert all(sorted(each) == drawn for each in found)
     assert {each[0] for each in found} == set(drawn)
+
+
+def test_a_site_whose_update_cannot_be_written_says_so_at_once(flows):
+    text = """
+    (run_folder() / "updates").write_text("no folder")
+    model = run.fold(model, run.train(model, run.sites), at=run.sites)
+    """
+    error = flows.fail(text, *HOW, *SHARED, "clients.round_timeout=60s")
+    assert "its update cannot be written to " in error
+    assert "updates/effect-0001/site-" in error
