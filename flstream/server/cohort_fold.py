@@ -81,6 +81,7 @@ class CohortFold:
         refused: By site, the reason why its update turned out to be of no use.
         kept: By site, the digest of its last model, where that is kept.
         keeps_last: Whether the last models of the sites are kept, as somebody collects them.
+        numbers: Numbers that the code of groups has logged, by key.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class CohortFold:
         self.clipped: list[str] = []
         self.refused: dict[str, str] = {}
         self.kept: dict[str, str] = {}
-        self._numbers: Mapping[str, float] = {}
+        self.numbers: Mapping[str, float] = {}
         self._adopts = adopts
         self._at = at
         self._tensors = tensors
@@ -140,52 +141,7 @@ class CohortFold:
         self._plan: TaskPlan | None = None
         self._done = 0
 
-    def do(self, number: int) -> tuple[FoldResult, ModelRecord]:
-        """Train the sites that have yet to train, and fold: the effect of this number."""
-        state, trained, to_fold = self._state, None, self.to_fold
-        context, private, round_number = state.context, state.private, state.round
-        _, step_number = state.store.next_record(round_number)
-        if (unread := to_fold.unread) is not None:
-            state.trainings.begin(unread, number)
-            run = self._train(unread)
-            trained = unread.result = state.trainings.end(unread, run, run.cost, is_folded=True)
-            state.site_code.record(trained.asks)
-        began = time.monotonic()
-        if self._at:
-            from flstream.server.peer_fold import fold_at
-
-            folded = fold_at(self, self._at, round_number)
-        else:
-            folded = self.make(round_number)
-        answers = to_fold.answers(self.refused)
-        weights: dict[str, float] = {}  # added up where there are several updates of a site
-        for site, weight, _ in answers:
-            weights[site] = weights.get(site, 0.0) + (1.0 if self._adopts else weight)
-        result = FoldResult(
-            weights=weights,
-            metrics=weighted_metrics([answer[1:] for answer in answers]),
-            refused=self.refused,
-            fold=time.monotonic() - began - folded.checkpoint,
-            checkpoint=folded.checkpoint,
-            up=self.cost,
-            updates=to_fold.used,
-            kept=self.kept,
-            at=folded.at,
-            privacy=private.record(self, round_number, step_number) if private else None,
-            train=trained,
-        )
-        if result.metrics and state.scoring.is_received(self.model, to_fold):
-            # Before the record that makes it final, so that it counts as soon as that does.
-            by_site = {site: metrics for site, _, metrics in answers}
-            state.scoring.tell_received(self.model, result.metrics, by_site)
-        for key, value in self._numbers.items():
-            context.emit(SiteLog(round=round_number, site="", key=key, value=value))
-        self._warn_of_unchanged()
-        if not folded.is_link:
-            state.update_store.folded(to_fold)
-        return result, folded.record
-
-    def _warn_of_unchanged(self) -> None:
+    def warn_of_unchanged(self) -> None:
         """Warn of sites that have sent the model that they received, once of each."""
         state = self._state
         new = [site for site in self._unchanged if site not in state.unchanged]
@@ -201,7 +157,7 @@ class CohortFold:
                 ]
             )
 
-    def _train(self, training: SiteTraining) -> TaskRun:
+    def train(self, training: SiteTraining) -> TaskRun:
         """Train the sites of a training, and add updates to a sum as they come."""
         if (code := self._code) is not None:  # wrong groups are found before anybody trains
             from flstream.aggregation.tensor_groups import named_groups
@@ -307,7 +263,7 @@ class CohortFold:
         budget = self.context.job.aggregation.memory_budget
         what = self._base, updates, self.rule, code, path, step, budget, self.progress
         with combined_groups(*what) as groups:
-            self._numbers = groups.numbers
+            self.numbers = groups.numbers
             how = groups.rule, sink, step, self.progress, optimization
             return fold_updates(groups.base, groups.updates, *how)
 
@@ -444,6 +400,66 @@ class CohortFold:
             self.context.emit(lost.event(training.round))
             training.collected.pop(site, None)
             training.check_left(self.refused)
+
+
+def fold_cohort(
+    state: RunState,
+    model: Model,
+    to_fold: UpdatesToFold,
+    number: int,
+    *,
+    adopts: bool = False,
+    at: Sequence[str] = (),
+    step: ServerStep | None = None,
+    tensors: TensorFold | None = None,
+) -> tuple[FoldResult, ModelRecord]:
+    """Train the sites that have yet to train, and fold: the effect of this number.
+
+    The arguments are those of :class:`CohortFold`.
+    """
+    fold = CohortFold(state, model, to_fold, adopts=adopts, at=at, step=step, tensors=tensors)
+    trained = None
+    context, private, round_number = state.context, state.private, state.round
+    _, step_number = state.store.next_record(round_number)
+    if (unread := to_fold.unread) is not None:
+        state.trainings.begin(unread, number)
+        run = fold.train(unread)
+        trained = unread.result = state.trainings.end(unread, run, run.cost, is_folded=True)
+        state.site_code.record(trained.asks)
+    began = time.monotonic()
+    if at:
+        from flstream.server.peer_fold import fold_at
+
+        folded = fold_at(fold, at, round_number)
+    else:
+        folded = fold.make(round_number)
+    answers = to_fold.answers(fold.refused)
+    weights: dict[str, float] = {}  # added up where there are several updates of a site
+    for site, weight, _ in answers:
+        weights[site] = weights.get(site, 0.0) + (1.0 if adopts else weight)
+    result = FoldResult(
+        weights=weights,
+        metrics=weighted_metrics([answer[1:] for answer in answers]),
+        refused=fold.refused,
+        fold=time.monotonic() - began - folded.checkpoint,
+        checkpoint=folded.checkpoint,
+        up=fold.cost,
+        updates=to_fold.used,
+        kept=fold.kept,
+        at=folded.at,
+        privacy=private.record(fold, round_number, step_number) if private else None,
+        train=trained,
+    )
+    if result.metrics and state.scoring.is_received(model, to_fold):
+        # Before the record that makes it final, so that it counts as soon as that does.
+        by_site = {site: metrics for site, _, metrics in answers}
+        state.scoring.tell_received(model, result.metrics, by_site)
+    for key, value in fold.numbers.items():
+        context.emit(SiteLog(round=round_number, site="", key=key, value=value))
+    fold.warn_of_unchanged()
+    if not folded.is_link:
+        state.update_store.folded(to_fold)
+    return result, folded.record
 
 
 def _is_buffered(update: CollectedUpdate) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from flstream.server.arguments import (
     check_model,
     fold_rules,
 )
-from flstream.server.cohort_fold import CohortFold
+from flstream.server.cohort_fold import fold_cohort
 from flstream.server.effects import Effect
 from flstream.server.model_writer import model_metadata
 from flstream.server.program_view import Model, Update
@@ -85,9 +86,7 @@ def fold(
         arguments["tensors"] = list(code.plain)
     request = f"fold(model {model.version}, {to_fold.request})"
 
-    def do(number: int) -> tuple[FoldResult, ModelRecord]:
-        return CohortFold(state, model, to_fold, at=at or (), step=step, tensors=code).do(number)
-
+    do = partial(fold_cohort, state, model, to_fold, at=at or (), step=step, tensors=code)
     done = state.journal.once("fold", state.round, request, arguments, do, FoldResult)
     return _take(state, done, model, to_fold)
 
@@ -106,9 +105,7 @@ def adopt(state: RunState, updates: Sequence[Update]) -> Model:
     arguments = {"model": [model.version, model.digest], "updates": to_fold.arguments}
     request = f"adopt(model {model.version}, {to_fold.request})"
 
-    def do(number: int) -> tuple[FoldResult, ModelRecord]:
-        return CohortFold(state, model, to_fold, adopts=True).do(number)
-
+    do = partial(fold_cohort, state, model, to_fold, adopts=True)
     done = state.journal.once("adopt", state.round, request, arguments, do, FoldResult)
     return _take(state, done, model, to_fold)
 
