@@ -124,7 +124,7 @@ class PooledWorker:
                     return
 
     def do(self, queue: SiteQueue, batch: SiteBatch, task: PoolTask, put: Put) -> None:
-        """Do a task; queue its sites again, or fail them, if the process is lost."""
+        """Perform a task; if the process is lost, fail its sites or queue them again."""
         settled: set[str] = set()
 
         def report(callback: Callback, *sites: str) -> None:

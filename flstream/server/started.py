@@ -86,7 +86,7 @@ class StartedTrainings:
         Args:
             at_once: Whether a worker that is free gets those that there are.
         """
-        store = self._state.tasks
+        tasks = self._state.tasks
         while self._waiting:
             training = self._waiting.popleft()
             (site,) = training.tasks
@@ -96,13 +96,13 @@ class StartedTrainings:
             alike = training.base.version, training.round, training.meta, training.seconds
             group = self._small.get(alike)
             if group is None or training.parts is not None:
-                most = store.small_batch(training, len(self._in_flight))
+                most = tasks.small_batch(training, len(self._in_flight))
                 if not most:
-                    run, plan = store.begin(training, is_read=True)
+                    run, plan = tasks.begin(training, is_read=True)
                     self._expect(training)
                     self._hand_out([training], run, own=plan.has_own_workers)
                     continue
-                group = self._small[alike] = SmallTrainings(most, store.bytes_down(training), [])
+                group = self._small[alike] = SmallTrainings(most, tasks.bytes_down(training), [])
             if training.clocks:
                 training.clocks[site].arrive(group.bytes_down)
                 self._expect(training)
@@ -120,12 +120,12 @@ class StartedTrainings:
 
     def _hand_out_small(self, alike: object) -> None:
         """Give a worker small trainings that are alike, those that have waited longest."""
-        store, waiting = self._state.tasks, self._small[alike].trainings
-        most = store.small_batch(waiting[0], len(self._in_flight))
+        tasks, waiting = self._state.tasks, self._small[alike].trainings
+        most = tasks.small_batch(waiting[0], len(self._in_flight))
         group, self._small[alike].trainings[:] = waiting[:most], waiting[most:]
         if not waiting:
             del self._small[alike]
-        run = store.begin_small(group)
+        run = tasks.begin_small(group)
         self._at_work.add(run)
         self._hand_out(group, run, own=False)
 

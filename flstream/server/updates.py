@@ -39,18 +39,24 @@ def inline_record(update: CollectedUpdate) -> UpdateRecord | None:
 
 def update_in_answer(answer: SiteAnswer, sent: InlineUpdate, form: UpdateForm) -> CollectedUpdate:
     """Return the update that came in a site's answer."""
-    layout = form.model.layout
-    if sent.header != layout.plain_header[8:]:
-        try:
-            layout, _ = parse_header(sent.header, "its header")
-        except LayoutError as error:
-            raise UpdateRefusedError(answer.site, f"cannot be read: {error}") from error
-    source, size = BufferSource(layout, memoryview(sent.body)), len(sent.body)
-    if size != layout.nbytes or body_digest(source) != sent.digest:
+    try:
+        body = _in_memory(sent.header, sent.body, form)
+    except LayoutError as error:
+        raise UpdateRefusedError(answer.site, f"cannot be read: {error}") from error
+    if len(sent.body) != body.source.layout.nbytes or body_digest(body.source) != sent.digest:
         raise UpdateRefusedError(answer.site, "was damaged on its way")
-    update = update_of(answer, LocalBody(source, Transfer(bytes=size, chunks=1)), form)
-    update.expect_fit(layout)
+    update = update_of(answer, body, form)
+    update.expect_fit(body.source.layout)
     return update
+
+
+def _in_memory(header: bytes, data: bytes, form: UpdateForm) -> LocalBody:
+    """Return the body of a small update, by its safetensors header without the length."""
+    layout = form.model.layout
+    if header != layout.plain_header[8:]:
+        layout, _ = parse_header(header, "its header")
+    source = BufferSource(layout, memoryview(data))
+    return LocalBody(source, Transfer(bytes=len(data), chunks=1))
 
 
 def update_of(
@@ -148,11 +154,8 @@ class UpdateFiles:
             body = LocalBody(FileSource(path), record.cost, record.digest)
             body.stays = True
         else:
-            layout = form.model.layout
-            if record.header:
-                layout, _ = parse_header(record.header, "its header")
-            source = BufferSource(layout, memoryview(record.body))
-            body = LocalBody(source, Transfer(bytes=len(record.body), chunks=1))
+            header = record.header or form.model.layout.plain_header[8:]
+            body = _in_memory(header, record.body, form)
         return CollectedUpdate(site, body, form, weight, record.params_type, record.partial)
 
     def _path(self, site: str) -> Path:
