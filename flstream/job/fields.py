@@ -33,22 +33,35 @@ from pydantic_core import CoreSchema
 
 from flstream import units
 from flstream.job.keys import explain
+from flstream.job.meanings import meanings_in
 from flstream.job.problems import Problem, RefusedValueError, given_clause, join, must_be
 
 
-def _add_defaults(schema: dict[str, Any], section: type[BaseModel]) -> None:
-    """Add the defaults to a JSON schema, as a job file gives them."""
+def _complete(schema: dict[str, Any], section: type[BaseModel]) -> None:
+    """Add defaults, as a job file gives them, and meanings to the keys of a JSON schema."""
     defaults = section.model_construct().model_dump(mode="json", by_alias=True)
     for name in schema["properties"].keys() & defaults:
         schema["properties"][name]["default"] = defaults[name]
+    assert issubclass(section, Section)
+    for name, field in section.model_fields.items():
+        if meaning := section.meaning_of(name):
+            schema["properties"][field.alias or name]["description"] = meaning
 
 
 class Section(BaseModel):
     """Section of the job file: immutable, and without unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, json_schema_extra=_add_defaults
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", json_schema_extra=_complete)
+
+    @classmethod
+    def meaning_of(cls, name: str) -> str:
+        """Return the text under a field; empty for none."""
+        field = cls.model_fields.get(name)
+        if field is not None and field.description:
+            return field.description
+        ours = [base for base in cls.__mro__ if base.__module__.startswith("flstream.")]
+        texts = (meanings_in(base.__module__).get(base.__name__, {}) for base in ours)
+        return next((text[name] for text in texts if name in text), "")
 
     @model_validator(mode="wrap")
     @classmethod

@@ -37,6 +37,9 @@ class WorkflowArgs(Section):
     decorator takes any others, as they are written; one of (run) alone takes no others.
     """
 
+    # At once, since a user's file may be another one by the time that somebody asks, or gone.
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     has_rounds: ClassVar[bool] = True
     """Whether the workflow trains in rounds, so that `rounds` counts for it."""
 

@@ -13,6 +13,7 @@ from flstream.errors import UsageError
 from flstream.text import shortened
 
 if TYPE_CHECKING:
+    from flstream.job.fields import Section
     from flstream.job.job import Job
 
 # pyhocon 0.3.63 knows these escapes and no others (not \u, \b, \f or \/), and turns a bare
@@ -65,14 +66,14 @@ def render_job(job: Job) -> str:
     return "\n".join(_lines(job.written(), job, 0)) + "\n"
 
 
-def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> Iterator[str]:
+def _lines(values: Mapping[str, Any], section: Section | None, depth: int) -> Iterator[str]:
     """Yield the lines of a section; a job's with the meanings of their keys."""
     indent = "  " * depth
     fields = {} if section is None else type(section).model_fields
-    attributes = {field.alias or name: (name, field) for name, field in fields.items()}
+    attributes = {field.alias or name: name for name, field in fields.items()}
     for name, value in values.items():
         key = name if _BARE.fullmatch(name) else render_value(name)
-        attribute, field = attributes.get(name, (name, None))
+        attribute = attributes.get(name, name)
         inner = None if section is None else getattr(section, attribute)
         stages = inner if depth == 0 and isinstance(inner, tuple) else ()
         if len(stages) > 1:
@@ -89,6 +90,7 @@ def _lines(values: Mapping[str, Any], section: BaseModel | None, depth: int) -> 
             yield from _lines(value, inner, depth + 1)
             yield f"{indent}}}"
         else:
-            if field is not None and field.description and not isinstance(inner, BaseModel):
-                yield f"{indent}# {field.description.partition(chr(10))[0]}"
+            if section is not None and not isinstance(inner, BaseModel):
+                meaning = section.meaning_of(attribute)
+                yield from [f"{indent}# {meaning.partition(chr(10))[0]}"] if meaning else []
             yield f"{indent}{key} = {render_value(value)}"

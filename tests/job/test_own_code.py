@@ -11,6 +11,7 @@ from flstream.errors import UsageError
 from flstream.job import load_job
 from flstream.job.filters import FilterSection
 from flstream.job.stage import find_workflow
+from flstream.job.values import render_job
 from flstream.simulation.own_code import problems_here
 
 RELAY = '''
@@ -142,6 +143,9 @@ def test_a_function_beside_the_job_brings_its_arguments_along(load, reloaded, fo
     assert (stage.name, stage.program) == ("relay.py:relay", f"{folder}/relay.py:relay")
     assert type(stage.args).__name__ == "RelayArgs"
     assert (stage.args.hops, stage.args.kind, stage.args.key_metric) == (7, "odd", "accuracy")
+    (folder / "relay.py").unlink()  # what is said of its keys is known all the same
+    assert "# How often the model is handed on in a round.\n" in render_job(job)
+    (folder / "relay.py").write_text(RELAY)
     assert reloaded(job) == job
 
 

@@ -17,7 +17,7 @@ def test_a_built_in_workflow_is_defined_under_its_name_and_explains_its_argument
     assert code.function.__doc__
     assert code.takes_args or code.args is WorkflowArgs
     text = REFERENCE.read_text()
-    for field, info in code.args.model_fields.items():
-        assert info.description
+    for field in code.args.model_fields:
+        assert code.args.meaning_of(field)
         assert f"args.{field}`** (" in text
-        assert " ".join(info.description.split()) in text
+        assert " ".join(code.args.meaning_of(field).split()) in text
