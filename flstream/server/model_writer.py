@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from flstream.aggregation.fold_rule import ServerStep
@@ -119,6 +119,7 @@ class ModelWriter:
         Raises:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
+        self._expect_folder()
         bodies = self._store.bodies(base)
         _, step = self._store.next_record(round_number)
         path = self._run.step_checkpoint(round_number, step)
@@ -200,6 +201,14 @@ class ModelWriter:
             return {}
         self._run.publish(state.path, body_file(path, OPTIMIZER))
         return {OPTIMIZER: self._store.record(model).optimizer_state}
+
+    def _expect_folder(self) -> None:
+        """Make the folder of the models again if somebody has removed it, and say so."""
+        folder = self._run.checkpoints
+        with suppress(FileExistsError):
+            folder.mkdir()
+            lost = "it is there again, without the models that it had"
+            self._context.emit(Warned(message=f"{folder} was removed during the run; {lost}"))
 
     def _set_aside(self, path: Path) -> None:
         """Move a file that this run has not made out of the way: nothing of others is deleted."""

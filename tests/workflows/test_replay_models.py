@@ -70,6 +70,17 @@ def test_without_hard_links_the_last_model_of_a_round_is_renamed(flows, monkeypa
         assert run.directory.step_checkpoint(1, 1).is_file()
 
 
+def test_a_folder_of_models_that_is_removed_in_mid_run_is_made_again_with_a_warning(flows):
+    remove = """import pathlib, shutil
+shutil.rmtree(pathlib.Path(flare.system_info()["site_dir"]).parents[1] / "checkpoints")"""
+    text = "model = run.adopt(run.train(model, ['site-1']))"
+    run = flows.finish(text, QUIET, script=adding({("site-1", 2): remove}))
+    [warning] = run.summary.warnings
+    assert f"{run.directory.checkpoints} was removed during the run" in warning
+    assert models(run) == [name(2)]
+    assert load_file(run.directory.final_model)["steps"].item() == 2
+
+
 def test_replay_finds_models_by_their_digests(flows):
     run = flows.broken(HOPS, *THREE, "checkpoints.keep=1", place="2 site-1")
     live = flows.seen()
