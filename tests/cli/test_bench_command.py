@@ -40,7 +40,7 @@ def test_cases_are_run_printed_and_written(tmp_path, options, cases):
     assert [line.partition(",")[0] for line in errors.splitlines()] == cases
     assert max(map(len, out.splitlines())) <= 80
     document = json.loads((tmp_path / "out.json").read_text())
-    assert {"flstream", "python", "torch"} <= set(document["machine"]["versions"])
+    assert {"flstream", "Python", "torch", "processor"} <= set(document["machine"])
     assert [result["case"] for result in document["results"]] == cases
     for result in document["results"]:
         assert result["runs"] == [result["median"]]

@@ -69,7 +69,7 @@ def test_an_adapter_is_trained_around_the_base_and_exported(jobs, job, tmp_path)
     ("setting", "message"),
     [
         ("train.args.data=nowhere", "Directory"),
-        ("model.args.size=small", "size = small: give tiny, 124M, 774M, or a folder"),
+        ("model.args.size=small", "size = small: it is none of tiny, 124M, 774M"),
         ("model.args.peft=qlora", "peft = qlora: give lora"),
     ],
 )
