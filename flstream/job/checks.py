@@ -125,7 +125,7 @@ def _clients(job: Job) -> Iterator[Problem]:
     if starts and learns:
         yield Problem("train.command", "", allowed)
     hint = f"set clients.parallel = {clients.count}, or take fewer clients"
-    if starts and not learns and clients.workers < clients.count:
+    if starts and not learns and clients.share_workers:
         yield Problem("train.command", "", "null where clients share processes", hint)
 
 

@@ -293,11 +293,16 @@ class ClientsSection(Section):
         return self.count if self.count <= _MOST_PROCESSES else os.cpu_count() or 1
 
     @property
+    def share_workers(self) -> bool:
+        """Whether clients share workers; else each has its own."""
+        return self.workers < self.count
+
+    @property
     def worker_names(self) -> list[str]:
         """Names of the workers; the names of the sites if each site has its own worker."""
-        if self.workers == self.count:
-            return self.site_names
-        return [f"worker-{number}" for number in range(1, self.workers + 1)]
+        if self.share_workers:
+            return [f"worker-{number}" for number in range(1, self.workers + 1)]
+        return self.site_names
 
     @property
     def site_names(self) -> list[str]:

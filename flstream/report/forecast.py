@@ -77,7 +77,7 @@ def _facts(job: Job, need: Forecast, room: Available) -> Iterator[tuple[str, str
     yield "job", f"{job.name}, {rounds} of {code}"
     at_once = counted(clients.workers, "worker")
     yield "sites", f"{clients.count:,}, of which {job.sample_size:,} a round, in {at_once}"
-    shares = clients.workers < clients.count and not job.engine.is_inline
+    shares = clients.share_workers and not job.engine.is_inline
     if shares and job.train.learner is None:
         most = clients.count
         yield "", f"each task runs the script anew; clients.parallel = {most} or a learner does not"

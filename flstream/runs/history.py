@@ -129,7 +129,7 @@ def run_started(job: Job) -> RunStarted:
         names=clients.names or [],
         mode=job.streaming.mode if chunk_size else "native",
         chunk_size=chunk_size,
-        workers=clients.worker_names if clients.workers < clients.count else [],
+        workers=clients.worker_names if clients.share_workers else [],
         key_metric=job.key_metric,
         key_metric_mode=job.key_metric_mode,
         network={site: link.facts for site, link in job.links(clients.site_names).items()},

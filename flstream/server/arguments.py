@@ -237,7 +237,7 @@ def check_fold(
             "run.fold() was given at, and streaming.codecs.down_of = changes, which the server "
             "alone encodes; set it to models"
         )
-    if job.paces_links and job.clients.workers < job.clients.count:
+    if job.paces_links and job.clients.share_workers:
         raise MisfitError(
             "run.fold() was given at, and links are emulated (network), where each site that folds "
             f"needs a worker of its own; set clients.parallel = {job.clients.count}"

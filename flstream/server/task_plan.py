@@ -78,8 +78,7 @@ def plan_task(
     Raises:
         UsageError: Links are emulated, and sites that share workers are to exchange updates.
     """
-    workers = job.clients.workers
-    if workers == job.clients.count:
+    if not job.clients.share_workers:
         in_files = is_read or combines
         return TaskPlan(True, 1, False, in_files, 0, combines=combines, at=at)
     if at and job.paces_links:
@@ -89,7 +88,7 @@ def plan_task(
         )
     if at:
         return TaskPlan(False, 1, is_inline=False, in_files=True, sum_group=0, at=at)
-    size = max(layout.nbytes, 1)
+    size, workers = max(layout.nbytes, 1), job.clients.workers
     is_plain = not job.paces_links and not job.streaming.codecs.of_updates.is_framed
     if is_plain and size <= _TINY_BYTES and cohort * size <= _MEMORY_BYTES:
         sites = min(

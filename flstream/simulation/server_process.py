@@ -252,7 +252,7 @@ def _run(
             names, start = job.clients.worker_names, engine.start
             pool = WorkerPool(
                 names,
-                len(names) == job.clients.count,
+                not job.clients.share_workers,
                 lambda name: connect(name, start(name)),
                 abort,
                 job.clients.round_timeout,

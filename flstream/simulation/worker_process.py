@@ -60,7 +60,7 @@ def local_worker(
         clients=job.clients.count,
         sites_folder=str(run.sites),
         streaming=stream_settings(own, own.train.exchange_format),
-        site=name if clients.workers == clients.count else None,
+        site=None if clients.share_workers else name,
         gpus=gpus,
     )
     worker_main(info, run, end)

@@ -387,7 +387,7 @@ def _notes(jobs: Sequence[Job]) -> list[str]:
     notes = []
     if any(job.train.command is not None for job in jobs):
         notes.append("train.command starts processes that import torch themselves, in each run")
-    if any(job.clients.workers < job.clients.count and job.train.learner is None for job in jobs):
+    if any(job.clients.share_workers and job.train.learner is None for job in jobs):
         notes.append(
             "sites share processes, in which each task runs the script anew; "
             "clients.parallel = clients.count would not"
