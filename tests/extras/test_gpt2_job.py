@@ -69,7 +69,10 @@ def test_an_adapter_is_trained_around_the_base_and_exported(jobs, job, tmp_path)
     ("setting", "message"),
     [
         ("train.args.data=nowhere", "Directory"),
-        ("model.args.size=small", "size = small: it is none of tiny, 124M, 774M"),
+        (
+            "model.args.size=small",
+            "size = small: it is none of tiny, 124M, 774M, no folder with a model beside model.py",
+        ),
         ("model.args.peft=qlora", "peft = qlora: give lora"),
     ],
 )
