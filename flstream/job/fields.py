@@ -37,12 +37,11 @@ from flstream.job.meanings import meanings_in
 from flstream.job.problems import Problem, RefusedValueError, given_clause, join, must_be
 
 
-def _complete(schema: dict[str, Any], section: type[BaseModel]) -> None:
+def _complete(schema: dict[str, Any], section: "type[Section]") -> None:
     """Add defaults, as a job file gives them, and meanings to the keys of a JSON schema."""
     defaults = section.model_construct().model_dump(mode="json", by_alias=True)
     for name in schema["properties"].keys() & defaults:
         schema["properties"][name]["default"] = defaults[name]
-    assert issubclass(section, Section)
     for name, field in section.model_fields.items():
         if meaning := section.meaning_of(name):
             schema["properties"][field.alias or name]["description"] = meaning

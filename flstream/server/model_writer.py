@@ -119,7 +119,7 @@ class ModelWriter:
         Raises:
             SimulationError: A file of somebody else has its name, and cannot be moved away.
         """
-        self._expect_folder()
+        self._replace_removed_folder()
         bodies = self._store.bodies(base)
         _, step = self._store.next_record(round_number)
         path = self._run.step_checkpoint(round_number, step)
@@ -202,7 +202,7 @@ class ModelWriter:
         self._run.publish(state.path, body_file(path, OPTIMIZER))
         return {OPTIMIZER: self._store.record(model).optimizer_state}
 
-    def _expect_folder(self) -> None:
+    def _replace_removed_folder(self) -> None:
         """Make the folder of the models again if somebody has removed it, and say so."""
         folder = self._run.checkpoints
         with suppress(FileExistsError):
