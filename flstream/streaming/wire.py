@@ -342,7 +342,11 @@ class PacketReader:
                 buffers[0][:count] = self._ahead[:count]
                 del self._ahead[:count]
             else:
-                while not (count := self.channel.receive_some([*buffers, self._following])):
+                # One call may go on for as long as the sender keeps up, and nothing ends it.
+                most = min(sum(map(len, buffers)), _MOST_UNCHECKED)
+                wanted, later = split(buffers, most)
+                into = wanted if later else [*wanted, self._following]
+                while not (count := self.channel.receive_some(into)):
                     wait()
                 if over := max(count - sum(map(len, buffers)), 0):
                     self._ahead += self._following[:over]
