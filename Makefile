@@ -31,10 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Install into .venv if need be, then run the main job (jobs/digits)
 	$(BIN)/flstream simulate jobs/digits/job.conf
 
-# Three processes on any machine, for what is measured depends on what runs beside it; two leave a
-# seventh of two cores idle, since tests wait for processes of their own. What several tests share
-# on disk is made once a session, by the first process that asks (tests/shared_results.py).
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+# Two processes on any machine, for what is measured depends on what runs beside it. What several
+# tests share on disk is made once a session, by the first process that asks (tests/shared_results.py).
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test: $(STAMP) ## Install into .venv if need be, then run the tests (minutes; ARGS=... goes to pytest)
 	$(PYTEST) -m "not nightly and not extras" $(ARGS)
